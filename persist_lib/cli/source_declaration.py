@@ -172,7 +172,7 @@ def _of_options(place: Place, meant: Meant) -> Given:
 
 def _named(file: Path | None) -> AbstractContextManager[None]:
     """Let what is refused name the file that says it."""
-    from persist_lib.sources.declaration_file import within
+    from persist_lib.arguments import within
 
     return nullcontext() if file is None else within(file, path=str(file))
 

@@ -22,7 +22,7 @@ from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import Mark
-from tests.unit.sources.messages import messages
+from tests.unit.sources.messages import applied, messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 Message = tuple[int, bytes | None]
@@ -38,7 +38,7 @@ def nothing(_keys: pa.Table) -> pa.Table:
 
 
 def apply(pipeline: Pipeline, found: Sequence[Message], **more: list[Any]) -> Made:
-    return pipeline.apply(messages_of(found, **more), nothing)
+    return applied(pipeline, messages_of(found, **more), nothing)
 
 
 def line(id_: object, word: object = "a", **more: object) -> bytes:
@@ -119,7 +119,7 @@ def test_an_upsert_is_a_plain_fold(found: list[Message]) -> None:
 def test_times_together_are_times_one_by_one(found: list[Message], data: st.DataObject) -> None:
     """However a history is cut into windows of whole times, with the output before each as the state."""
     pipeline = Pipeline(Decoding(), Meaning(envelope="upsert", deletes="gone"), SCHEMA)
-    whole = pipeline.apply(messages_of(found), nothing)
+    whole = applied(pipeline, messages_of(found), nothing)
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 5)))), 10]
     outputs: list[pa.Table] = [SCHEMA.updates.empty_table()]
     errors: list[pa.Table] = []
@@ -133,7 +133,7 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
             return summed.rename_columns([*SCHEMA.names, "_diff"]).cast(SCHEMA.contents)
 
         part = table.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
-        made = pipeline.apply(part, lookup)
+        made = applied(pipeline, part, lookup)
         outputs.append(made.output)
         errors.append(made.errors)
     assert as_counter(pa.concat_tables(outputs)) == as_counter(whole.output)
@@ -179,15 +179,15 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
     )  # fmt: skip
     meaning = Meaning(include={"file": "partition", "at": "address", "when": "time"})
     found = [(1000, b"one\r"), (1000, b""), (2000, b"\xff"), (3000, None)]
-    made = Pipeline(Decoding(decoder="text"), meaning, schema).apply(messages_of(found), nothing)
+    made = applied(Pipeline(Decoding(decoder="text"), meaning, schema), messages_of(found), nothing)
     rows = [(row["file"], row["at"], row["line"], row["when"].timestamp()) for row in made.output.to_pylist()]
     assert rows == [("p", 0, "one", 1.0), ("p", 1, "", 1.0)]
     assert [(row["address"], row["reason"]) for row in made.errors.to_pylist()] == [
         (2, "this is not UTF-8"), (3, "there is no value"),
     ]  # fmt: skip
     only = persist.Schema(key={"at": "uint64 not null"}, value={"data": "binary"}, times="ms")
-    made = Pipeline(Decoding(decoder="bytes"), Meaning(include={"at": "address"}), only).apply(
-        messages_of(found), nothing
+    made = applied(
+        Pipeline(Decoding(decoder="bytes"), Meaning(include={"at": "address"}), only), messages_of(found), nothing
     )
     assert [row["data"] for row in made.output.to_pylist()] == [b"one\r", b"", b"\xff"]
 
@@ -195,7 +195,7 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
 def test_rows_of_parquet_are_cast_and_those_that_do_not_fit_are_errors() -> None:
     values = pa.array([{"id": id_, "word": word} for id_, word in ((1.0, "a"), (1.5, "b"), (None, "c"), (2.0, None))])
     rows = messages_of([(1, None)] * 4).set_column(2, "value", values)
-    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(rows, nothing)
+    made = applied(Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA), rows, nothing)
     assert as_counter(made.output) == Counter({(1, "a", 1): 1, (2, None, 1): 1})
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert json.loads(made.errors.to_pylist()[0]["raw"]) == {"id": 1.5, "word": "b"}

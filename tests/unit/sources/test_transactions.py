@@ -18,7 +18,7 @@ from persist_lib.sources import Decoding, Meaning, Transactions
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.transactions import WAITING
 from tests.bank import MARKS, Bank, Told, sums
-from tests.unit.sources.messages import messages
+from tests.unit.sources.messages import applied, messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64 not null"}, times="ms")
 Arrived = tuple[int, str, int, bytes]
@@ -64,7 +64,7 @@ class Kept:
             [{**dict(zip(WAITING.names, row, strict=True)), "_diff": 1} for row in self.waiting.elements()],
             schema=WAITING.contents,
         )
-        made = self.pipeline.apply(table_of(found), self.lookup, waiting=state)
+        made = applied(self.pipeline, table_of(found), self.lookup, waiting=state)
         assert made.errors.num_rows == 0
         self.add(made)
 
@@ -237,7 +237,7 @@ def test_bad_messages_are_errors_and_hold_nothing_back() -> None:
         (1, f"{MARKS}/0", 1, mark("SOME", "x")), (1, f"{MARKS}/0", 2, mark("END", "x", 1)), (1, "a/0", 2, b"null"),
         (1, "a/0", 3, b'{"op": "u", "after": {"id": "text"}}'),
     ]  # fmt: skip
-    made = pipeline.apply(table_of(found), lambda _: SCHEMA.contents.empty_table())
+    made = applied(pipeline, table_of(found), lambda _: SCHEMA.contents.empty_table())
     assert made.output.num_rows == 1
     assert sorted((row["partition"], row["address"]) for row in made.errors.to_pylist()) == [
         ("a/0", 0), ("a/0", 3), (f"{MARKS}/0", 0), (f"{MARKS}/0", 1),
