@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
+import fastavro
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
@@ -20,7 +24,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.sources.bindings import Bound, Step, Window, in_order, windows
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
-from persist_lib.sources.pipeline import Made, Pipeline
+from persist_lib.sources.pipeline import Made, Pipeline, made_of
 from persist_lib.sources.protocol import Mark
 from tests.unit.sources.messages import applied, messages
 
@@ -138,6 +142,49 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
         errors.append(made.errors)
     assert as_counter(pa.concat_tables(outputs)) == as_counter(whole.output)
     assert sum(table.num_rows for table in errors) == whole.errors.num_rows
+
+
+PLACED = st.tuples(st.integers(1, 5), st.sampled_from(["a/0", "a/1", "b/0"]), st.one_of(GOOD, GOOD, BAD))
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "word", "type": "string"}]}
+
+
+def as_avro(value: bytes) -> bytes:
+    """The same row as Avro; what is none stays."""
+    stream = io.BytesIO()
+    try:
+        fastavro.schemaless_writer(stream, AVRO, json.loads(value))
+    except (ValueError, TypeError, AttributeError):
+        return value
+    return stream.getvalue()
+
+
+@given(st.lists(PLACED, max_size=25).map(lambda found: sorted(found, key=itemgetter(0, 1))), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_each_output_is_what_the_messages_of_its_topic_make_alone(
+    found: list[tuple[int, str, bytes]], is_avro: bool
+) -> None:
+    """And errors and raw messages are those of all, with the bytes that came."""
+    decoding = Decoding(decoder="avro", avro=json.dumps(AVRO)) if is_avro else Decoding()
+    meaning = Meaning(envelope="upsert", keep_raw=True)
+    narrow = persist.Schema(key={"word": "string"}, value={"id": "int8"}, times="ms")
+    pipelines = {name: Pipeline(decoding, meaning, schema) for name, schema in (("a", SCHEMA), ("b", narrow))}
+    values = [as_avro(value) if is_avro else value for _, _, value in found]
+    table = messages([time for time, _, _ in found], values, [partition for _, partition, _ in found])
+
+    def lookup(role: str, _keys: pa.Table | None) -> pa.Table:
+        return pipelines[role].schema.contents.empty_table()
+
+    made = made_of(pipelines, lambda partition: partition[0], table, lookup)
+    errors, raw = [], []
+    for role, pipeline in pipelines.items():
+        its = table.filter(pc.starts_with(table.column("partition"), role))
+        alone = applied(pipeline, its, partial(lookup, role))
+        assert made[role].equals(alone.output)
+        errors += alone.errors.to_pylist()
+        raw += alone.raw.to_pylist()
+    assert sorted(made["errors"].to_pylist(), key=repr) == sorted(errors, key=repr)
+    assert sorted(made["raw"].to_pylist(), key=repr) == sorted(raw, key=repr)
+    assert {(row["address"], row["raw"]) for row in errors} <= set(enumerate(values))
 
 
 def change(op: str, before: object = None, after: object = None, **more: object) -> bytes:
