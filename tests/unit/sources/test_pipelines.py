@@ -149,7 +149,7 @@ AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}
 
 
 def as_avro(value: bytes) -> bytes:
-    """The same row as Avro; what is none stays."""
+    """The same row as Avro; what is not a row stays."""
     stream = io.BytesIO()
     try:
         fastavro.schemaless_writer(stream, AVRO, json.loads(value))
