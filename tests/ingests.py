@@ -210,8 +210,8 @@ class Watched:
         assert min(uppers) >= self.time, "t went back"
         self.time = min(uppers)
         if self.time:
-            found = [self.contents(name, self.time - 1) for name in self.lines.outputs]
-            assert self.lines.is_whole(found), found
+            together = [self.contents(name, self.time - 1) for name in self.lines.outputs]
+            assert self.lines.is_whole(together), together
         return self.time
 
     def contents(self, name: str, as_of: int | None = None) -> Counter[Row]:

@@ -91,7 +91,7 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
     tables = {one.name: schema for one, schema in zip(topics, SCHEMAS, strict=False)}
     columns = {"tables": tables} if apart else {"schema": SCHEMAS[0]}
     sources.create(
-        "s", declared, **columns, decoding=Decoding(key="json"), shards=2,  # type: ignore[arg-type]
+        "s", declared, **columns, decoding=Decoding(key="json"), shards=2,
         meaning=Meaning(envelope="upsert", keep_raw=True),
     )  # fmt: skip
     expected: dict[int, str] = {}

@@ -50,7 +50,7 @@ class Kafka(
     title = "Kafka"
     schemes = ("kafka",)
     takes = DECODED | {"format"}
-    hint = "of topics, give --format"
+    hint = "of topics, give --format; or, in a file, the columns of each"
     unloadable = "kafka is read in order"
 
     brokers: str

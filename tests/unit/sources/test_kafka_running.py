@@ -128,7 +128,7 @@ def test_no_time_shows_half_of_a_transaction_of_several_topics(in_order: bool, a
         names = [topics[name].name for name in TOPICS]
         columns = {"tables": dict(zip(names, schemas, strict=True))} if apart else {"schema": schemas[0]}
         meaning = Meaning(envelope="debezium", transactions=how)
-        sources[0].create("bank", declared, **columns, meaning=meaning)  # type: ignore[arg-type]
+        sources[0].create("bank", declared, **columns, meaning=meaning)
         instances = [one.open("bank") for one in sources]
         left = {name: [one for one in bank.with_repeats() if one.topic == name] for name in topics}
         while any(left.values()):
