@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, TypeVar
 
 import msgspec
 
-from persist_lib.errors import InvalidUsage, redacted
+from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated, redacted
 
 T = TypeVar("T")
 
@@ -76,6 +77,17 @@ def did_you_mean(typed: object, names: Iterable[str]) -> str:
     """A part of a message, `Did you mean this or that? `, or nothing if no name is similar to what was typed."""
     near = near_names(typed, names) if isinstance(typed, str) else []
     return f"Did you mean {' or '.join(near)}? " if near else ""
+
+
+@contextmanager
+def within(where: object, **fields: object) -> Iterator[None]:
+    """Let what is refused say where that stands. Its kind and its fields stay; what is about rights is left."""
+    try:
+        yield
+    except (NotAuthenticated, NotAllowed):
+        raise
+    except InvalidUsage as error:
+        raise type(error)(f"{where}: {error.message}", **{**error.fields, **fields}) from error
 
 
 def native(value: object) -> object:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.errors import PersistError, SinceViolation
-from persist_lib.sources import Files, Ingestion, Mark, Meaning, Sources
+from persist_lib.sources import Files, Ingestion, Kafka, Mark, Meaning, Sources
 from persist_lib.sources.bindings import Bindings, Bound
 from persist_lib.sources.files.reader import LineFiles
 from tests.worlds import World
@@ -40,17 +41,47 @@ def step_on(world: World, instance: Ingestion) -> None:
 class Lines:
     """What is in the files, and what a plain loop makes of it."""
 
+    form = "{}.jsonl"
+    """What the file of a name is called."""
+    outputs: Mapping[str, str] = {"s": ""}
+    """With what the partitions of each output begin."""
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.whole = folder, dict[str, bytes]()
         folder.mkdir(exist_ok=True)
 
+    def declared(self) -> dict[str, Any]:
+        """A reader of them, and the columns."""
+        return {"reader": Files(place=str(self.folder), format="jsonl"), "schema": SCHEMA}
+
     def append(self, name: str, data: bytes) -> None:
-        with (self.folder / f"{name}.jsonl").open("ab") as file:
+        partition = self.form.format(name)
+        path = self.folder / partition
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
             file.write(data)
-        self.whole[f"{name}.jsonl"] = self.whole.get(f"{name}.jsonl", b"") + data
+        self.whole[partition] = self.whole.get(partition, b"") + data
 
     def add(self, name: str, id_: int, word: str) -> None:
-        self.append(name, json.dumps({"id": id_, "word": word}).encode() + b"\n")
+        self.append(name, self.line(id_, word))
+
+    def line(self, id_: int, word: str) -> bytes:
+        return json.dumps({"id": id_, "word": word}).encode() + b"\n"
+
+    def row_of(self, line: bytes) -> dict[str, Any] | None:
+        """What a line says; None for one that is bad."""
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return None
+        return found
+
+    def finish(self) -> None:
+        """What was begun is whole."""
+
+    def is_whole(self, _contents: Sequence[Counter[Row]]) -> bool:
+        """Whether outputs that were read as of one time show nothing by half."""
+        return True
 
     def messages(self) -> dict[str, list[tuple[int, bytes]]]:
         """Each file's whole lines with their addresses."""
@@ -64,6 +95,83 @@ class Lines:
         return found
 
 
+class Topics(Lines):
+    """The same in topics of Kafka, which have an output each: the folder `a` is the topic a."""
+
+    form = "{}/0.jsonl"
+    silent: tuple[str, ...] = ()
+    """Topics without an output."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ("a", "b")) -> None:
+        super().__init__(folder)
+        self.names = tuple(names)
+        self.outputs = {f"s/{name}": f"{name}/" for name in self.names}
+
+    def declared(self) -> dict[str, Any]:
+        kinds = ("int64", "int32", "uint16")
+        tables = {
+            name: persist.Schema(key={"id": f"{kind} not null"}, value={"word": "string"})
+            for name, kind in zip(self.names, kinds, strict=False)
+        }
+        topics, options = (*self.names, *self.silent), {"folder": str(self.folder)}
+        return {"reader": Kafka(brokers="none:1", topics=topics, options=options), "tables": tables}
+
+
+class Transfers(Topics):
+    """Each line is a transaction over two topics. Its other half comes with the next one, or at the end."""
+
+    silent = ("marks",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.count = 0
+        self.left: list[tuple[str, bytes]] = []
+
+    def add(self, name: str, id_: int, word: str) -> None:
+        self.finish()
+        (other,) = {*self.names} - {name}
+        self.count += 1
+        self.append(name, self.line(id_, word, 1))
+        self.append("marks", json.dumps({"status": "END", "id": f"t{self.count}", "event_count": 2}).encode() + b"\n")
+        self.left.append((other, self.line(id_, word, 2)))
+
+    def line(self, id_: int, word: str, number: int = 0) -> bytes:
+        """A change, of the transaction that was begun last if it has a number there."""
+        change: dict[str, Any] = {"op": "c", "after": {"id": id_, "word": word}}
+        if number:
+            change["transaction"] = {"id": f"t{self.count}", "total_order": number}
+        return json.dumps(change).encode() + b"\n"
+
+    def row_of(self, line: bytes) -> dict[str, Any] | None:
+        found = super().row_of(line)
+        return found and found.get("after", found)
+
+    def finish(self) -> None:
+        for name, line in self.left:
+            self.append(name, line)
+        self.left.clear()
+
+    def is_whole(self, contents: Sequence[Counter[Row]]) -> bool:
+        """Whether all have the same rows, but for the one that comes in no transaction."""
+        one, *others = ({row for row in rows if row[0] != ALONE} for rows in contents)
+        return all(one == other for other in others)
+
+
+ALONE = 3
+"""The key of a change that is of no transaction."""
+
+
+@contextmanager
+def topics_of_files() -> Iterator[None]:
+    """Let topics of Kafka be files, which can be read without a broker."""
+
+    def opened(kind: Kafka) -> Any:
+        return Files(place=kind.options["folder"], format="jsonl").open()
+
+    with mock.patch.object(Kafka, "open", opened), mock.patch.object(Kafka, "check"):
+        yield
+
+
 class Watched:
     """A source with what it has told so far. `check` says whether all of it is still so, at every time."""
 
@@ -72,9 +180,7 @@ class Watched:
         self.client = world.client(CONFIG)
         self.controller = self.client.controller()
         self.sources = self.controller.sources()
-        self.sources.create(
-            "s", Files(place=str(lines.folder), format="jsonl"), SCHEMA, meaning=meaning, shards=shards, retention=0
-        )
+        self.sources.create("s", **lines.declared(), meaning=meaning, shards=shards, retention=0)
         self.known: dict[tuple[str, int], Counter[Row]] = {}
         self.time = 0
         self.asked: list[tuple[str, int]] = []
@@ -85,7 +191,7 @@ class Watched:
         return Sources(client.controller()).open("s")
 
     def roles(self) -> list[str]:
-        return ["s", "s/errors", *(["s/raw"] if self.meaning.keep_raw else [])]
+        return [*self.lines.outputs, "s/errors", *(["s/raw"] if self.meaning.keep_raw else [])]
 
     def learn(self) -> int:
         """Look at all collections as of their newest time and their oldest; what was seen once is so for ever."""
@@ -99,12 +205,18 @@ class Watched:
                     if as_of < since:
                         continue
                     with suppress(SinceViolation):
-                        rows = reader.snapshot(as_of, diff=True).to_pylist()
-                        found = Counter({tuple(row[n] for n in row if n != "_diff"): row["_diff"] for row in rows})
+                        found = self.contents(name, as_of)
                         assert self.known.setdefault((name, as_of), found) == found, (name, as_of)
         assert min(uppers) >= self.time, "t went back"
         self.time = min(uppers)
+        if self.time:
+            together = [self.contents(name, self.time - 1) for name in self.lines.outputs]
+            assert self.lines.is_whole(together), together
         return self.time
+
+    def contents(self, name: str, as_of: int | None = None) -> Counter[Row]:
+        with self.controller.open_reader(name) as reader, reader.snapshot(as_of, diff=True) as snapshot:
+            return Counter({tuple(row[n] for n in row if n != "_diff"): row["_diff"] for row in snapshot.to_pylist()})
 
     def durable(self) -> dict[str, int]:
         """The addresses at t: nothing before them may be asked for again."""
@@ -142,21 +254,12 @@ class Watched:
         """All instances are at rest and all is bound: the collections are what a plain loop makes of the files."""
         messages = self.lines.messages()
         order = self.history_order(messages)
-        contents: dict[int, Any] = {}
-        rows: Counter[Row] = Counter()
-        errors: Counter[Row] = Counter()
-        for name, address, line in order:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                if line:
-                    errors[name, address] += 1
-                continue
-            contents[found["id"]] = found["word"]
-            rows[found["id"], found["word"]] += 1
-        with self.controller.open_reader("s") as reader:
-            got = Counter({(row["id"], row["word"]): row["_diff"] for row in reader.snapshot(diff=True).to_pylist()})
-        assert got == (rows if self.meaning.envelope == "none" else Counter(contents.items()))
+        is_added = self.meaning.envelope == "none"
+        errors = Counter((name, address) for name, address, line in order if line and self.lines.row_of(line) is None)
+        for output, prefix in self.lines.outputs.items():
+            its = [self.lines.row_of(line) for name, _, line in order if line and name.startswith(prefix)]
+            rows = [(row["id"], row["word"]) for row in its if row is not None]
+            assert self.contents(output) == Counter(rows if is_added else dict(rows).items()), output
         with self.controller.open_reader("s/errors") as reader:
             bad = Counter(
                 {(row["partition"], row["address"]): row["_diff"] for row in reader.snapshot(diff=True).to_pylist()}

@@ -82,10 +82,11 @@ def kept_shard(collection: str, rendition: int) -> str:
     return f"{collection}.r{rendition}.kept"
 
 
-VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES, OF_JOINED = 1, 2, 3, 4, 5, 6
+VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES, OF_JOINED, OF_TOPICS = 1, 2, 3, 4, 5, 6, 7
 """The version of records, and those of what a release before promotions, kept deletes, sources of several tables and of
-tables without a key, of tables whose key is an index, or of tables that came later, must not write to."""
-NEWEST = OF_JOINED
+tables without a key, of tables whose key is an index, of tables that came later, or of an output for each topic, must
+not write to."""
+NEWEST = OF_TOPICS
 
 Mode = Literal["append", "compare_and_append"]
 State = Literal["making", "live", "dropping"]

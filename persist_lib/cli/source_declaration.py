@@ -92,7 +92,8 @@ def declare(
 
     Or another collection, whose rows become those of NAME at the times that they have; or a table of PostgreSQL, which
     is followed, and whose columns are those of the table unless others are declared. Several tables become
-    NAME/SCHEMA.TABLE each, and at each time all of them show the database as of one moment.
+    NAME/SCHEMA.TABLE each, and at each time all of them show the database as of one moment. So do topics of Kafka
+    become NAME/TOPIC each, where a file says the columns of each ([tables.TOPIC]).
 
     A file can say all that there is to say, options only a part. `persist source show NAME --toml` prints such a file.
 
@@ -172,7 +173,7 @@ def _of_options(place: Place, meant: Meant) -> Given:
 
 def _named(file: Path | None) -> AbstractContextManager[None]:
     """Let what is refused name the file that says it."""
-    from persist_lib.sources.declaration_file import within
+    from persist_lib.arguments import within
 
     return nullcontext() if file is None else within(file, path=str(file))
 

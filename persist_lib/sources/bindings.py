@@ -18,13 +18,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
 from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
-from persist_lib.kernel.columns import array_of, integers, plain
+from persist_lib.kernel.columns import array_of, integers
 from persist_lib.kernel.order import take
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.registration import store_time
@@ -363,16 +362,6 @@ def read(reader: SourceReader, window: Window, most_bytes: int, *, may_cut: bool
     whole = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
     order = in_order(times)
     return whole if (order[1:] > order[:-1]).all() else take(whole, order)
-
-
-def by_partition(messages: pa.Table, partitions: Iterable[str], otherwise: str) -> Iterator[tuple[str, pa.Table]]:
-    """The messages of each of these partitions, in their order; all of them as `otherwise` where there are none."""
-    whole = True
-    for partition in sorted(partitions):
-        whole = False
-        yield partition, messages.filter(pc.equal(plain(messages.column("partition")), partition))
-    if whole:
-        yield otherwise, messages
 
 
 def read_parts(reader: SourceReader, window: Window, most_bytes: int) -> Iterable[tuple[Window, pa.Table]]:

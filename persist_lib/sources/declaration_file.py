@@ -19,15 +19,14 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 
-from persist_lib.arguments import UNPARSED, did_you_mean, shown
-from persist_lib.errors import InvalidUsage, NotAllowed, NotAuthenticated
+from persist_lib.arguments import UNPARSED, did_you_mean, shown, within
+from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
 from persist_lib.sources.kinds import KINDS
 from persist_lib.sources.records import Declaration, Kind, Terms
@@ -55,17 +54,6 @@ def read(path: Path) -> Given:
         raise InvalidUsage(f"{path} is no TOML: {error}", path=str(path)) from error
     with within(path, path=str(path)):
         return parse(given)
-
-
-@contextmanager
-def within(where: object, **fields: object) -> Iterator[None]:
-    """Let what is refused say where that stands. Its kind and its fields stay; what is about rights is left."""
-    try:
-        yield
-    except (NotAuthenticated, NotAllowed):
-        raise
-    except InvalidUsage as error:
-        raise type(error)(f"{where}: {error.message}", **{**error.fields, **fields}) from error
 
 
 def parse(given: Mapping[str, Any]) -> Given:

@@ -122,7 +122,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
     """Decode messages, in their order. Those that say nothing are neither rows nor bad; the lines are messages."""
     values = joined(messages.column("value"))
-    problems = _problems(messages)
+    problems = problems_of(messages)
     missing = np.asarray(pc.is_null(values))
     bad = {**dict.fromkeys(np.flatnonzero(missing).tolist(), "there is no value"), **problems}
     kept = others(len(values), bad)
@@ -133,7 +133,7 @@ def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
 def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
     """Decode changes of Debezium. The rows have the column `_deletes`: whether the key's row is taken away."""
     values = joined(messages.column("value"))
-    bad = _problems(messages)
+    bad = problems_of(messages)
     kept = [n for n in range(len(values)) if n not in bad and values[n].is_valid]
     lines = [_one_line(value) for value in values.take(pa.array(kept, pa.int64())).to_pylist()]
     parser = ChangeLines(decoding, schema)
@@ -168,7 +168,8 @@ def _empties(line: bytes) -> bool:
     return False
 
 
-def _problems(messages: pa.Table) -> dict[int, str]:
+def problems_of(messages: pa.Table) -> dict[int, str]:
+    """What is wrong with messages, as those who read them found, by their numbers."""
     if "problem" not in messages.column_names or messages.column("problem").null_count == messages.num_rows:
         return {}
     return {n: why for n, why in enumerate(messages.column("problem").to_pylist()) if why is not None}

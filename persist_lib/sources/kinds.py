@@ -50,6 +50,7 @@ from persist_lib.sources.records import (
     SourceRecord,
     Terms,
     changed,
+    first_of,
     in_unit,
     minted,
 )
@@ -110,17 +111,18 @@ def _tables(reader: Kind, given: Mapping[str, Schema] | None) -> dict[str, Schem
     """The schemas of several tables, as far as they are declared."""
     if given is not None and not isinstance(given, Mapping):
         raise InvalidUsage(f"tables maps tables to their schemas: got {shown(given)}")
+    outputs = reader.outputs(given or ())
     for name in given or {}:
-        if name not in reader.outputs():
-            has = f"it reads {', '.join(reader.outputs())}" if reader.outputs() else "it has one output: say schema="
+        if name not in outputs:
+            has = f"it reads {', '.join(outputs)}" if outputs else "it has one output: say schema="
             raise InvalidUsage(f"tables: the source has no table {shown(name)}; {has}")
     return {name: check_schema(schema) for name, schema in (given or {}).items()}
 
 
 def complete(
-    controller: Controller, reader: Kind, schema: Schema | None, terms: Terms
+    controller: Controller, name: str, reader: Kind, schema: Schema | None, terms: Terms
 ) -> tuple[Declaration, Followed | None]:  # fmt: skip
-    """The declaration, and the collection that is read, if it is one.
+    """The declaration of a source of that name, and the collection that is read, if it is one.
 
     Raises InvalidUsage for what does not fit together, and what opening the place raises.
     """
@@ -129,10 +131,14 @@ def complete(
         raise InvalidUsage(f"reader must be {', '.join(names)} or {last}: got {shown(reader)}")
     decoding, meaning = check_terms(terms.get("decoding"), terms.get("meaning"))
     decoding, meaning = decoding or reader.default_decoding(), meaning or reader.default_meaning()
-    if schema is not None and reader.outputs():
-        raise InvalidUsage("schema is for a source with one output: say tables= for those of several tables")
-    schema = check_schema(reader.default_schema(decoding, meaning) if schema is None else schema)
     decoded, tables = terms.get("decoded"), _tables(reader, terms.get("tables"))
+    for output in reader.outputs(tables).values():
+        records.parse_collection_name(f"{name}/{output}")
+    if schema is not None and reader.outputs(tables):
+        raise InvalidUsage("schema is for a source with one output: say tables= for those of several tables or topics")
+    if schema is None:
+        schema = reader.default_schema(decoding, meaning) or (first_of(tables) if tables else None)
+    schema = check_schema(schema)
     given = Declaration(
         reader=reader, decoding=decoding, meaning=meaning, schema=schema, tables=tables,
         decoded=None if decoded is None else check_schema(decoded),
@@ -149,7 +155,7 @@ def complete(
     given = reader.complete(given, input_)
     retention = parse_retention(terms.get("retention"), given.schema, controller.client.consensus.now)
     given = changed(given, retention=retention)
-    given.pipeline()
+    given.check()
     reader.check(given)
     return given, input_
 
@@ -373,7 +379,7 @@ def names_of(record: SourceRecord) -> dict[str, str]:
     name = record.name
     raw = {"raw": f"{name}/raw"} if record.meaning.keep_raw else {}
     waiting = {} if record.meaning.transactions is None else {"waiting": f"{name}/waiting"}
-    outputs = {role: f"{name}/{one}" for role, one in record.reader.outputs().items()} or {OUTPUT: name}
+    outputs = {role: f"{name}/{one}" for role, one in record.reader.outputs(record.tables).items()} or {OUTPUT: name}
     return {**outputs, "errors": f"{name}/errors", **raw, **waiting, "health": f"{name}/health"}
 
 

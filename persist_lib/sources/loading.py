@@ -104,7 +104,8 @@ def decode(work: Work, index: int) -> Iterator[Piece | Answer]:
             if not some.num_rows:
                 continue
             deadline = client.runtime.deadline(SCHEMAS_S)
-            rows, _ = pipeline.rows_of(some, schemas_of(schemas, record.decoding, some, deadline))
+            ready = pipeline.ready(some, schemas_of(schemas, record.decoding, some, deadline))
+            rows, _ = pipeline.rows_of(ready)
             messages += some.num_rows
             for role, table in (("errors", rows.errors), ("raw", rows.raw)):
                 if role in found and table.num_rows:

@@ -7,8 +7,9 @@ that of giving each time alone, in order.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.sources.decoding import READS, Decoding, imported
+from persist_lib.sources.decoding import READS, Decoding, imported, problems_of
 from persist_lib.sources.envelopes import WHOLE_ROWS, Lookup, Meaning
 from persist_lib.sources.schema_registry import Written
 from persist_lib.sources.transactions import WAITING, hold_back
@@ -45,11 +46,33 @@ ABOUT: Mapping[str, pa.DataType] = {
 }  # fmt: skip
 NO_SCHEMAS: Mapping[int, Written] = {}
 Transform = Callable[[pa.Table], pa.Table]
+NO_OUTPUT = "no output is for it: it neither begins a transaction nor ends one"
+"""Why a message of a partition without an output is bad: the topic of transactions is one."""
 
 
 def no_state(_keys: pa.Table | None) -> pa.Table:
     """For rows that are only added, which need no state."""
     raise AssertionError("rows that are only added need no state")
+
+
+class Ready(NamedTuple):
+    """Messages that wait for nothing: as errors name them, and as they are `read`, by `decoding` (Avro is JSON then).
+
+    And consolidated updates of the raw messages, and of what waits for the rest of its transaction.
+    """
+
+    messages: pa.Table
+    read: pa.Table
+    decoding: Decoding
+    raw: pa.Table
+    waiting: pa.Table
+
+    def only(self, which: pa.Array) -> Self:
+        """Those messages of which this is true."""
+        messages = self.messages.filter(which)
+        return self._replace(
+            messages=messages, read=messages if self.read is self.messages else self.read.filter(which)
+        )
 
 
 class Made(NamedTuple):
@@ -90,42 +113,39 @@ class Pipeline:
 
             check(decoding)
 
-    def apply(
-        self,
-        messages: pa.Table,
-        lookup: Lookup,
-        schemas: Mapping[int, Written] = NO_SCHEMAS,
-        waiting: pa.Table | None = None,
-    ) -> Made:
-        """Make updates of messages, which are in the order of their times, partitions and addresses.
+    def ready(
+        self, messages: pa.Table, schemas: Mapping[int, Written] = NO_SCHEMAS, waiting: pa.Table | None = None
+    ) -> Ready:
+        """Keep messages, and hold back what waits. For all outputs of a source at once: they share transactions.
 
-        `schemas` are those of a registry, by their ids: all that the messages name. `waiting` is what waits as of just
-        before the first time.
+        Messages are in the order of their times, partitions and addresses. `schemas` are those of a registry, by their
+        ids: all that the messages name. `waiting` is what waits as of just before the first time.
         """
         if not messages.num_rows:
-            return Made(*(schema.updates.empty_table() for schema in (self.schema, ERRORS, RAW, WAITING)))
-        found, lookup = self.rows_of(messages, schemas, waiting, lookup)
-        return found._replace(output=self.updates_of(found.output, lookup))
-
-    def rows_of(
-        self,
-        messages: pa.Table,
-        schemas: Mapping[int, Written] = NO_SCHEMAS,
-        waiting: pa.Table | None = None,
-        lookup: Lookup = no_state,
-    ) -> tuple[Made, Lookup]:
-        """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
+            return Ready(messages, messages, self.decoding, RAW.updates.empty_table(), WAITING.updates.empty_table())
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
-        decoding, ready = self._as_json(messages, schemas)
+        decoding, read = self._as_json(messages, schemas)
         held = WAITING.updates.empty_table()
         if self.meaning.transactions is not None:
             state = WAITING.contents.empty_table() if waiting is None else waiting
-            messages, held = hold_back(self.meaning.transactions, ready, state)
-            ready = messages
-        found, lookup = self._rows.decode(decoding, self.decoded, self.schema, ready, lookup)
+            messages, held = hold_back(self.meaning.transactions, read, state)
+            read = messages
+        return Ready(messages, read, decoding, raw, held)
+
+    def apply(self, ready: Ready, lookup: Lookup) -> Made:
+        """Make updates of messages that are ready."""
+        if not ready.messages.num_rows:
+            return Made(self.schema.updates.empty_table(), ERRORS.updates.empty_table(), ready.raw, ready.waiting)
+        found, lookup = self.rows_of(ready, lookup)
+        return found._replace(output=self.updates_of(found.output, lookup))
+
+    def rows_of(self, ready: Ready, lookup: Lookup = no_state) -> tuple[Made, Lookup]:
+        """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
+        messages = ready.messages
+        found, lookup = self._rows.decode(ready.decoding, self.decoded, self.schema, ready.read, lookup)
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
-        return Made(rows, _errors_of(messages, found), raw, held), lookup
+        return Made(rows, _errors_of(messages, found.bad), ready.raw, ready.waiting), lookup
 
     def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
         if not self.needs_avro:
@@ -174,6 +194,46 @@ class Pipeline:
             if (times[1:] < times[:-1]).any():
                 raise InvalidUsage(f"the transform {self.meaning.transform} must keep rows in the order of _time")
         return made
+
+
+RoleOf = Callable[[str], str]
+"""For which output a partition's messages are."""
+
+
+def made_of(
+    pipelines: Mapping[str, Pipeline], role_of: RoleOf, messages: pa.Table,
+    lookup: Callable[[str, pa.Table | None], pa.Table], schemas: Mapping[int, Written] = NO_SCHEMAS,
+    waiting: pa.Table | None = None,
+) -> dict[str, pa.Table]:  # fmt: skip
+    """What messages of a source amount to: updates by the role of the collection.
+
+    `pipelines` are those of its outputs, by their roles. What is for none of them is bad. `lookup` also gets the role;
+    the others are as in `Pipeline.ready`.
+    """
+    ready = next(iter(pipelines.values())).ready(messages, schemas, waiting)
+    found = {"raw": ready.raw, "waiting": ready.waiting}
+    errors: list[pa.Table] = []
+    for role, some in _by_role(ready, pipelines, role_of):
+        if role in pipelines:
+            made = pipelines[role].apply(some, partial(lookup, role))
+            found[role] = made.output
+            errors.append(made.errors)
+        else:
+            bad = {**dict.fromkeys(range(some.messages.num_rows), NO_OUTPUT), **problems_of(some.read)}
+            errors.append(_errors_of(some.messages, bad))
+    return {**found, "errors": errors[0] if len(errors) == 1 else consolidate(ERRORS, pa.concat_tables(errors))}
+
+
+def _by_role(ready: Ready, roles: Iterable[str], role_of: RoleOf) -> Iterator[tuple[str, Ready]]:
+    """What is ready for each of these, also if it is nothing, and for others that partitions are for."""
+    column = joined(ready.messages.column("partition"))
+    every: list[str] = pc.unique(column).to_pylist()
+    partitions: dict[str, list[str]] = {role: [] for role in roles}
+    for one in every:
+        partitions.setdefault(role_of(one), []).append(one)
+    for role, its in partitions.items():
+        is_whole = len(its) == len(every)
+        yield role, ready if is_whole else ready.only(pc.is_in(plain(column), value_set=pa.array(its, pa.string())))
 
 
 def _check_encoding(decoding: Decoding) -> None:
@@ -235,13 +295,14 @@ def _decoded(meaning: Meaning, schema: Schema, decoded: Schema | None, *, is_key
 _KEPT = ("partition", "address", "value", TIME, DIFF)
 
 
-def _errors_of(messages: pa.Table, found: Sifted) -> pa.Table:
-    if not found.bad:
+def _errors_of(messages: pa.Table, found: Mapping[int, str]) -> pa.Table:
+    """The errors of bad messages, by their numbers, with why each is bad."""
+    if not found:
         return ERRORS.updates.empty_table()
-    places = pa.array(list(found.bad), pa.int64())
+    places = pa.array(list(found), pa.int64())
     if DIFF in messages.column_names:  # a bad row that goes was bad when it came
         places = places.filter(pc.greater(joined(messages.column(DIFF)).take(places), 0))
-    reasons = [found.bad[place] for place in places.to_pylist()]
+    reasons = [found[place] for place in places.to_pylist()]
     bad = messages.select([name for name in _KEPT if name in messages.column_names]).take(places)
     values = joined(bad.column("value"))
     if pa.types.is_struct(values.type):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 
 import msgspec
 
-from persist_lib.arguments import shown
+from persist_lib.arguments import shown, within
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.records import OF_INDEXES, OF_TABLES, VERSION, Record, schema_of
 from persist_lib.client import Client
@@ -107,8 +107,8 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What is declared of a source: the fields of a file that creates it, and of what is stored and shown of it.
 
     `schema` is that of the output; `decoded` that of messages, where a transform makes the output's rows of them.
-    `tables` has those of the outputs of a source of several tables, and `schema` is one of them then. `retention` is in
-    the output's times.
+    `tables` has those of the outputs of a source of several tables (or topics), and `schema` is one of them then.
+    `retention` is in the output's times.
     """
 
     reader: Kind
@@ -123,6 +123,14 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
     def pipeline(self) -> Pipeline:
         """What makes updates of its messages. Raises InvalidUsage for what does not fit together."""
         return Pipeline(self.decoding, self.meaning, self.schema, self.decoded)
+
+    def check(self) -> None:
+        """Raise InvalidUsage for what does not fit together, of each output."""
+        if not self.tables:
+            self.pipeline()
+        for name, schema in self.tables.items():
+            with within(f"tables: {name}"):
+                changed(self, schema=schema).pipeline()
 
     def with_times(self, unit: Unit | None) -> Self:
         """The same with other times of the output."""
@@ -200,9 +208,16 @@ class Kind:
         """
         raise NotImplementedError
 
-    def outputs(self) -> Mapping[str, str]:
-        """Of several outputs, what each of them is called below the source's name, by its role; none for one output."""
+    def outputs(self, _declared: Iterable[str] = ()) -> Mapping[str, str]:
+        """Of several outputs, what each of them is called below the source's name, by its role; none for one output.
+
+        `_declared` are the roles whose columns are declared.
+        """
         return {}
+
+    def role_of(self, partition: str) -> str:
+        """Of several outputs, the role of the one that a partition's messages are for."""
+        return partition
 
     def unlike(self, _wanted: Kind) -> str:
         """Why a source of this kind cannot become another one, where that is not plain."""
@@ -214,8 +229,9 @@ class Kind:
 
     def complete(self, given: Declaration, _input: Followed | None) -> Declaration:
         """What is declared, completed by what the place brings. Raises InvalidUsage for what does not fit it."""
-        if (times := given.schema.times) not in {None, "ms"}:
-            raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {times!r}")
+        for schema in (given.schema, *given.tables.values()):
+            if schema.times not in {None, "ms"}:
+                raise InvalidUsage(f"the times of a source are in milliseconds: pass times='ms', not {schema.times!r}")
         return given.with_times("ms")
 
     def check(self, _given: Declaration) -> None:
@@ -320,6 +336,10 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     def pipelines(self) -> dict[str, Pipeline]:
         """What makes updates of its messages, by the role of the output: of several tables, the table."""
         return {role: self.part(role).pipeline() for role in self.outputs}
+
+    def role_of(self, partition: str) -> str:
+        """The role of the output that a partition's messages are for."""
+        return self.reader.role_of(partition) if self.tables else OUTPUT
 
     @property
     def outputs(self) -> list[str]:

@@ -33,13 +33,11 @@ from persist_lib.errors import (
     SinceViolation,
     UpperMismatch,
 )
-from persist_lib.kernel.consolidate import consolidate
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources.bindings import (
     Clock,
     Marks,
     Window,
-    by_partition,
     read,
     read_parts,
     schemas_of,
@@ -47,9 +45,9 @@ from persist_lib.sources.bindings import (
     windows,
 )
 from persist_lib.sources.growth import Growth
-from persist_lib.sources.pipeline import ERRORS
+from persist_lib.sources.pipeline import made_of
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
-from persist_lib.sources.records import OUTPUT, SourceRecord, mend_number
+from persist_lib.sources.records import SourceRecord, mend_number
 from persist_lib.sources.targets import Target
 
 if TYPE_CHECKING:
@@ -326,13 +324,8 @@ class Ingestion:
     def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> dict[str, pa.Table]:
         """What messages amount to, by the role of the collection."""
         schemas, waiting = schemas_of(self._schemas, self.record.decoding, messages, deadline), self._waiting(window)
-        made: dict[str, pa.Table] = {}
-        errors: list[pa.Table] = []
-        for role, some in by_partition(messages, self.record.tables, OUTPUT):
-            one = self._pipelines[role].apply(some, partial(self._lookup, role, window), schemas, waiting)
-            made |= {**one._asdict(), role: one.output}
-            errors.append(one.errors)
-        return {**made, "errors": consolidate(ERRORS, pa.concat_tables(errors)) if len(errors) > 1 else errors[0]}
+        lookup = partial(self._lookup, window)
+        return made_of(self._pipelines, self.record.role_of, messages, lookup, schemas, waiting)
 
     def _settle(self, window: Window, deadline: Deadline) -> None:
         """See to it that the window is decoded as its collections are. If they were handed over, look again.
@@ -340,7 +333,7 @@ class Ingestion:
         SUBTLE: first the output, whose handover decides, and then the errors, whose is at the same time. So while
         neither is promised beyond what is written, the second handover can always follow the first.
         """
-        if "raw" not in self.record.collections:  # there are no other renditions of what is not kept
+        if "raw" not in self.record.collections or self.record.tables:  # only then there are other renditions
             return
         for role in ("output", "errors"):
             commands = self._writing()[role].promise(window.end, deadline)
@@ -359,7 +352,7 @@ class Ingestion:
             self._schemas.close()
         self.record, self._schemas, self._pipelines = record, record.open_schemas(self._client), record.pipelines()
 
-    def _lookup(self, role: str, window: Window, keys: pa.Table | None) -> pa.Table:
+    def _lookup(self, window: Window, role: str, keys: pa.Table | None) -> pa.Table:
         """The state: what an output has of these keys, or of all, as of just before the window (nothing at 0)."""
         output = self._writing()[role]
         if window.start == 0:

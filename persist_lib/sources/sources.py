@@ -73,7 +73,8 @@ class Sources:
         """Declare a source, and create its collections: `name`, `name/errors`, `name/health`, and `name/raw` if kept.
 
         Of several tables of PostgreSQL each has a collection, `name/SCHEMA.TABLE`, instead of `name`; `tables` may say
-        the schemas of some, as `schema` does of one.
+        the schemas of some, as `schema` does of one. Where it says those of topics of Kafka, each has a collection,
+        `name/TOPIC`.
 
         `reader` says where messages come from, `decoding` how they become rows, `meaning` what these mean. The schema's
         times are milliseconds ("ms"), also if it does not say so; without one, a table of PostgreSQL brings its own.
@@ -99,9 +100,7 @@ class Sources:
         self, name: str, reader: Kind, schema: Schema | None, command: str | None, terms: Terms
     ) -> SourceRecord:  # fmt: skip
         name = parse_collection_name(name)
-        for output in reader.outputs().values() if isinstance(reader, Kind) else ():
-            parse_collection_name(f"{name}/{output}")
-        given, input_ = complete(self.controller, reader, schema, terms)
+        given, input_ = complete(self.controller, name, reader, schema, terms)
         id_ = minted(self.client)
         command = id_ if command is None else parse_command_id(command)
         return SourceRecord(id=id_, name=name, command=command, input=input_, **declaration_of(given))

@@ -9,42 +9,47 @@ from pathlib import Path
 
 import pytest
 
-from persist_lib.sources import Files, Ingestion, Meaning, Sources
+from persist_lib.sources import Files, Ingestion, Meaning, Sources, Transactions
 from tests.faults.test_collection_commands import Died, Dying
-from tests.ingests import CONFIG, SCHEMA, Lines, Watched, step_on
+from tests.ingests import ALONE, CONFIG, SCHEMA, Lines, Topics, Transfers, Watched, step_on, topics_of_files
 from tests.worlds import World
 
 ALL = os.environ.get("PERSIST_FAULTS") == "all"
-MEANINGS = {"upsert": Meaning(envelope="upsert", keep_raw=True), "none": Meaning()}
+STORIES: dict[str, tuple[type[Lines], Meaning]] = {
+    "upsert": (Lines, Meaning(envelope="upsert", keep_raw=True)),
+    "none": (Lines, Meaning()),
+    "outputs": (Topics, Meaning(envelope="upsert", keep_raw=True)),
+    "transactions": (Transfers, Meaning(envelope="debezium", transactions=Transactions(topic="marks"))),
+}
 
 
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("meaning", MEANINGS)
+@pytest.mark.parametrize("kind", STORIES)
 def test_another_instance_goes_on_where_one_died(
-    place: Callable[[str], tuple[str, str | None]], tmp_path: Path, meaning: str, happens: bool, part: int
+    place: Callable[[str], tuple[str, str | None]], tmp_path: Path, kind: str, happens: bool, part: int
 ) -> None:
-    total = story(place("whole"), tmp_path / "whole-in", Dying(None, happens=True), MEANINGS[meaning])
+    total = story(place("whole"), tmp_path / "whole-in", Dying(None, happens=True), *STORIES[kind])
     assert total > 10
     first, step = (1 + part, 2) if ALL else (1 + happens + 2 * part, 4)
     for k in range(first, total + 1, step):
-        story(place(f"{k}"), tmp_path / f"{k}-in", Dying(k, happens=happens), MEANINGS[meaning])
+        story(place(f"{k}"), tmp_path / f"{k}-in", Dying(k, happens=happens), *STORIES[kind])
 
 
-def story(place: tuple[str, str | None], folder: Path, dying: Dying, meaning: Meaning) -> int:
+def story(place: tuple[str, str | None], folder: Path, dying: Dying, kind: type[Lines], meaning: Meaning) -> int:
     """Two instances; the second one dies so in the midst of a step, and the first continues. Returns its requests."""
     world = World(place[0], 0, place[1])
     try:
-        lines = Lines(folder)
-        watched = Watched(world, lines, meaning)
-        with watched.watching():
+        lines = kind(folder)
+        with topics_of_files(), (watched := Watched(world, lines, meaning)).watching():
             lines.add("a", 1, "one")
             lines.append("a", b"bad\n")
             first = watched.open(watched.client)
             step(watched, first)
             lines.add("a", 1, "two")
             lines.add("b", 2, "three")
-            lines.append("b", b"worse\n{")
+            torn = lines.line(ALONE, "torn")
+            lines.append("b", b"worse\n" + torn[:1])
             client = world.client(CONFIG, plan=dying)
             world.clock.advance(2)
             with suppress(Died):
@@ -55,8 +60,9 @@ def story(place: tuple[str, str | None], folder: Path, dying: Dying, meaning: Me
             watched.learn()
             durable = watched.durable()
             watched.asked.clear()
-            lines.append("b", b'"id": 3, "word": "torn"}\n')
+            lines.append("b", torn[1:])
             lines.add("a", 2, "four")
+            lines.finish()
             for _ in range(2):
                 step(watched, first)
             assert all(start >= durable.get(partition, 0) for partition, start in watched.asked)

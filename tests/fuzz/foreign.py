@@ -38,6 +38,7 @@ from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
 from persist_lib.sources.transactions import Transactions
 from tests.fuzz.target import CUT, Target
+from tests.unit.sources.messages import applied
 
 SCHEMA = Schema(
     key={"id": "int64 not null"},
@@ -100,8 +101,8 @@ class Messages:
             keys = [None if value is None else value[: value[0] % 16] for value in values]
             more["key"] = pa.array(keys, pa.binary())
             values = [None if value is None else value[value[0] % 16 :] or None for value in values]
-        made = self._pipeline.apply(
-            table_of(values, **more), lambda _: self._schema.contents.empty_table(), self._schemas
+        made = applied(
+            self._pipeline, table_of(values, **more), lambda _: self._schema.contents.empty_table(), self._schemas
         )
         made.output.validate(full=True)
         return made
@@ -202,7 +203,7 @@ def _applied(files: Files, pipeline: Pipeline) -> int:
             for table in reader.read(partition, START, mark):
                 whole = table.append_column("_time", table.column("address"))
                 whole = whole.append_column("partition", pa.array(["a"] * table.num_rows, pa.string()))
-                pipeline.apply(whole, lambda _: FLAT.contents.empty_table()).output.validate(full=True)
+                applied(pipeline, whole, lambda _: FLAT.contents.empty_table()).output.validate(full=True)
                 count += table.num_rows
     return count
 

@@ -34,6 +34,7 @@ from tests.circles import is_day
 from tests.fuzz import foreign, stored
 from tests.fuzz.table import TARGETS
 from tests.fuzz.target import CUT, check, mutated
+from tests.unit.sources.messages import applied
 
 BUDGET_S = 0.1 if is_day() else 2.0
 """For how long a target is tried. What is tried depends on the seed alone, and how much of that on the machine."""
@@ -244,8 +245,8 @@ def test_a_text_of_parquet_that_is_no_utf_8_is_a_bad_message(tmp_path: object) -
     made = TARGETS["parquet-file"].decode(sink.getvalue())
     assert made == 2
     rows = foreign.table_of([None, None]).drop_columns(["value"]).append_column("value", table.to_struct_array())
-    found = Pipeline(Decoding(decoder="rows"), Meaning(), foreign.FLAT).apply(
-        rows, lambda _: foreign.FLAT.contents.empty_table()
+    found = applied(
+        Pipeline(Decoding(decoder="rows"), Meaning(), foreign.FLAT), rows, lambda _: foreign.FLAT.contents.empty_table()
     )
     assert found.output.column("id").to_pylist() == [1]
     (error,) = found.errors.to_pylist()

@@ -428,6 +428,47 @@ def test_a_topic_becomes_a_collection_at_a_shell(sh: Fed):
     assert shown["reader"]["topics"] == [topic.name]
 
 
+def test_topics_with_columns_of_their_own_have_an_output_each_at_a_shell(sh: Fed):
+    """Two tables of a database, as Debezium writes them: a transaction is in both outputs or in none."""
+    orders, people, marks = Topic(name="shop.orders"), Topic(name="shop.people"), Topic(name="shop.transaction")
+    told = {"id": "7", "total_order": 1}
+    order = {"op": "c", "after": {"id": 1, "cents": 5}, "transaction": told}
+    person = {"op": "c", "after": {"name": "ann", "spent": 5}, "transaction": {**told, "total_order": 2}}
+    orders.write([json.dumps(order).encode(), b"oh no"])
+    file = sh.folder.parent / "shop.toml"
+    file.write_text(f"""
+[reader]
+type = "kafka"
+brokers = "{orders.kafka.brokers}"
+topics = ["shop.orders", "shop.people", "shop.transaction"]
+options = {{"fetch.wait.max.ms" = "5"}}
+[meaning]
+envelope = "debezium"
+[meaning.transactions]
+topic = "shop.transaction"
+[tables."shop.orders"]
+key = {{id = "int64 not null"}}
+value = {{cents = "int64"}}
+[tables."shop.people"]
+key = {{name = "string not null"}}
+value = {{spent = "int64"}}
+""")
+    assert "int64), times=ms; shop.people (name: string not null)" in sh("source", "create", "shop", "-f", file)
+    assert sh.json("ingest", "shop", "--once")["messages"] == 2
+    people.write([json.dumps(person).encode()])
+    marks.write([json.dumps({"status": "END", "id": "7", "event_count": 2}).encode()])
+    assert sh.contents("shop/shop.orders") == sh.contents("shop/shop.people") == []
+    assert sh.json("ingest", "shop", "--once")["messages"] == 2
+    assert [one["cents"] for one in sh.contents("shop/shop.orders")] == [5]
+    assert [one["spent"] for one in sh.contents("shop/shop.people")] == [5]
+    assert [one["partition"] for one in sh.contents("shop/errors")] == ["shop.orders/0"]
+    collections = sh.json("source", "show", "shop")["collections"]
+    assert {collections[name] for name in ("shop.orders", "shop.people")} == {"shop/shop.orders", "shop/shop.people"}
+    sh.check_same("shop")
+    assert "this one reads Kafka" in sh.fails(2, "source", "add-table", "shop", "shop.more")
+    assert "did not keep its messages" in sh.fails(2, "source", "mend", "shop", "--column", "cents=amount")
+
+
 def test_files_of_avro_become_a_collection_at_a_shell(sh: Fed):
     fields = [{"name": "id", "type": "int"}, {"name": "word", "type": "string"}]
     written = {"type": "record", "name": "R", "fields": fields}

@@ -13,7 +13,7 @@ import persist_lib as persist
 from persist_lib.catalog import writer
 from persist_lib.errors import Refused, UpperMismatch
 from persist_lib.sources import Meaning, agreed_value, bindings, running
-from persist_lib.sources.pipeline import Made, Pipeline
+from persist_lib.sources.pipeline import Made, Pipeline, Ready
 from persist_lib.sources.postgres import snapshot
 from persist_lib.sources.running import Ingestion
 from persist_lib.sources.targets import Target
@@ -43,9 +43,9 @@ def applied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     apply = Pipeline.apply
 
-    def noting(self: Pipeline, messages: pa.Table, *args: Any) -> Made:
-        sizes.append(messages.num_rows)
-        return apply(self, messages, *args)
+    def noting(self: Pipeline, ready: Ready, lookup: Any) -> Made:
+        sizes.append(ready.messages.num_rows)
+        return apply(self, ready, lookup)
 
     monkeypatch.setattr(Pipeline, "apply", noting)
     return sizes

@@ -8,7 +8,7 @@ falls, nothing before the addresses at t is asked for again, and the upstream ge
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -20,7 +20,7 @@ from persist_lib.errors import PersistError
 from persist_lib.sources import Ingestion, Meaning, running
 from persist_lib.testing import check_location
 from tests.faults.test_collection_commands import Died, Dying
-from tests.ingests import CONFIG, Lines, Watched
+from tests.ingests import CONFIG, Lines, Topics, Watched, topics_of_files
 from tests.worlds import World
 
 WHO = st.integers(0, 1)
@@ -30,31 +30,34 @@ FILES = st.sampled_from("abc")
 class SourceMachine(RuleBasedStateMachine):
     """Two instances of one source, which are killed and begun again."""
 
-    @initialize(upserts=st.booleans(), keeps=st.booleans(), shards=st.integers(1, 2))
-    def begin(self, upserts: bool, keeps: bool, shards: int) -> None:
+    @initialize(upserts=st.booleans(), keeps=st.booleans(), shards=st.integers(1, 2), apart=st.booleans())
+    def begin(self, upserts: bool, keeps: bool, shards: int, apart: bool) -> None:
+        """Files, or `apart` topics of Kafka, which have an output each."""
         self.folder = tempfile.TemporaryDirectory()
         self.world = World(seed=5)
-        self.lines = Lines(Path(self.folder.name) / "in")
+        folder = Path(self.folder.name) / "in"
+        self.lines = Topics(folder, "abc") if apart else Lines(folder)
+        self.patches = ExitStack()
+        self.patches.enter_context(topics_of_files())
         meaning = Meaning(envelope="upsert" if upserts else "none", keep_raw=keeps)
         self.sizes = running.Ingestion.step_bytes, running.Ingestion.window_bytes
         running.Ingestion.step_bytes, running.Ingestion.window_bytes = 60, 150
         self.watched = Watched(self.world, self.lines, meaning, shards)
-        self.watching = self.watched.watching()
-        self.watching.__enter__()
+        self.patches.enter_context(self.watched.watching())
         self.plans = [Dying(None, happens=True) for _ in range(2)]
         self.every_plan = [*self.plans]
         self.clients: list[persist.Client | None] = [None, None]
         self.instances: list[Ingestion | None] = [None, None]
 
     def teardown(self) -> None:
-        if not hasattr(self, "watching"):
+        if not hasattr(self, "every_plan"):
             return
         try:
             for plan in self.every_plan:  # connections are closed at last
                 plan.k = None
             self.come_to_rest()
         finally:
-            self.watching.__exit__(None, None, None)
+            self.patches.close()
             running.Ingestion.step_bytes, running.Ingestion.window_bytes = self.sizes
             self.world.close()
             self.folder.cleanup()

@@ -1,4 +1,4 @@
-"""Two processes that ingest the same topic, paused and killed at random: they make what a plain fold makes."""
+"""Two processes that ingest the same topics, paused and killed at random: they make what a plain fold makes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.sources import Decoding, Meaning
+from persist_lib.sources import Decoding, Kafka, Meaning
 from tests.counted import count
-from tests.kafka import Topic
+from tests.kafka import QUICK, Topic
 
 KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "2"))
 PARTITIONS = 6
-SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
+SCHEMAS = [persist.Schema(key={"id": f"{kind} not null"}, value={"word": "string"}) for kind in ("int64", "int16")]
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(120 + 20 * KILLS)]
 
@@ -77,14 +77,21 @@ class Instances:
         return found
 
 
-def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(tmp_path: Path, apart: bool) -> None:
+    """Of one topic; or of two `apart`, which have columns of their own, and an output each."""
     seed = os.environ.get("PERSIST_SEED", "5")
     dice = random.Random(time.time_ns() if seed == "fresh" else 5)
-    topic, location = Topic(PARTITIONS), f"file:{tmp_path}/data"
+    topics, location = [Topic(PARTITIONS), *([Topic(PARTITIONS)] if apart else [])], f"file:{tmp_path}/data"
     client = persist.open(location)
     sources = client.controller().sources()
+    declared = Kafka(
+        brokers=topics[0].kafka.brokers, topics=tuple(one.name for one in topics), group="g", options=QUICK
+    )
+    tables = {one.name: schema for one, schema in zip(topics, SCHEMAS, strict=False)}
+    columns = {"tables": tables} if apart else {"schema": SCHEMAS[0]}
     sources.create(
-        "s", topic.declared(group="g"), SCHEMA, decoding=Decoding(key="json"), shards=2,
+        "s", declared, **columns, decoding=Decoding(key="json"), shards=2,
         meaning=Meaning(envelope="upsert", keep_raw=True),
     )  # fmt: skip
     expected: dict[int, str] = {}
@@ -97,7 +104,7 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
             until = time.monotonic() + dice.uniform(1.0, 4.0)
             while time.monotonic() < until:
                 id_ = dice.randrange(40)
-                partition, sort = id_ % PARTITIONS, dice.random()
+                topic, partition, sort = topics[id_ % len(topics)], id_ % PARTITIONS, dice.random()
                 if sort < 0.02:
                     bad[f"{topic.name}/{partition}", len(topic.values[f"{topic.name}/{partition}"])] += 1
                     topic.write([b"garbage"], partition, [b"%d" % id_])
@@ -118,8 +125,11 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
             process.kill()
             process.communicate()
     sources.run("s", until_idle=True)
-    with client.controller().open_reader("s") as reader:
-        assert {row["id"]: row["word"] for row in reader.snapshot(diff=True).to_pylist()} == expected
+    found: dict[int, str] = {}
+    for name in [f"s/{one.name}" for one in topics] if apart else ["s"]:
+        with client.controller().open_reader(name) as reader:
+            found |= {row["id"]: row["word"] for row in reader.snapshot(diff=True).to_pylist()}
+    assert found == expected
     with client.controller().open_reader("s/errors") as reader:
         assert Counter((row["partition"], row["address"]) for row in reader.snapshot(diff=True).to_pylist()) == bad
     with client.controller().open_reader("s/raw") as reader:
@@ -127,7 +137,9 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
         for row in reader.snapshot(diff=True).to_pylist():
             assert row["_diff"] == 1
             raw.setdefault(row["partition"], {})[row["address"]] = row["value"]
-    assert {name: [rows[n] for n in sorted(rows)] for name, rows in raw.items()} == topic.values
+    assert {name: [rows[n] for n in sorted(rows)] for name, rows in raw.items()} == {
+        name: values for topic in topics for name, values in topic.values.items() if values
+    }
     notes = instances.notes()
     assert all(len(digests) == 1 for digests in notes.values()), "two instances would have written other bytes"
     twice = sum(digests.total() > 1 for digests in notes.values())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from persist_lib.arguments import parse_text, shown
+from persist_lib.arguments import did_you_mean, parse_text, shown
+from persist_lib.catalog.records import OF_TOPICS
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.scheme import with_extra
 from persist_lib.sources.decoding import DECODERS
-from persist_lib.sources.records import DECODED, Declaration, Kind, Place
+from persist_lib.sources.records import DECODED, Declaration, Followed, Kind, Place, changed
 from persist_lib.sources.schema_registry import ENVIRONMENT, check_secret, from_environment
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Kafka(
 ):
     """Topics of a Kafka cluster. `brokers` are some of its brokers, as "host:9092,other:9092"; `topic` or `topics`.
 
+    If the source is created with `tables=`, a schema for each topic, each has an output of its own, `NAME/TOPIC`.
+
     A partition is "topic/number", and an address is an offset. With `isolation="read_committed"`, messages of
     transactions belong to the source once these are committed. A `group` gets the offsets that are durable; nothing is
     read from it. `options` are librdkafka's. A value "env:NAME" is read from the environment variable of that name
@@ -47,7 +50,7 @@ class Kafka(
     title = "Kafka"
     schemes = ("kafka",)
     takes = DECODED | {"format"}
-    hint = "of topics, give --format"
+    hint = "of topics, give --format; or, in a file, the columns of each"
     unloadable = "kafka is read in order"
 
     brokers: str
@@ -97,6 +100,46 @@ class Kafka(
         """A reader of these topics. Raises InvalidUsage for options that there are not. Asks no broker yet."""
         reader: KafkaReader = with_extra("persist_lib.sources.kafka.reader", "Kafka", "kafka").KafkaReader(self)
         return reader
+
+    def outputs(self, declared: Iterable[str] = ()) -> Mapping[str, str]:
+        return {topic: topic for topic in declared}
+
+    def role_of(self, partition: str) -> str:
+        return partition.rpartition("/")[0]
+
+    def complete(self, given: Declaration, input_: Followed | None) -> Declaration:
+        marks = None if given.meaning.transactions is None else given.meaning.transactions.topic
+        if marks is not None and marks.partition("/")[0] not in self.names:
+            raise InvalidUsage(
+                f"transactions.topic is {shown(marks)}, and the source reads {', '.join(self.names)}: no transaction "
+                "would ever be whole. Name the topic of transactions, and read it too"
+            )
+        if given.tables:
+            self._check_tables(given, marks)
+            given = changed(given, v=OF_TOPICS)
+        return super().complete(given, input_)
+
+    def _check_tables(self, given: Declaration, marks: str | None) -> None:
+        """Raise InvalidUsage unless each topic has an output, but that of transactions."""
+        if unknown := [topic for topic in given.tables if topic not in self.names]:
+            near = did_you_mean(unknown[0], self.names)
+            raise InvalidUsage(
+                f"tables: the source reads no topic {shown(unknown[0])}. {near}It reads {', '.join(self.names)}"
+            )
+        if own := sorted({"errors", "health", "raw", "waiting"} & set(given.tables)):
+            raise InvalidUsage(
+                f"tables: the output of the topic {own[0]!r} would be NAME/{own[0]}, which each source has for itself: "
+                "give that topic a source of its own"
+            )
+        if marks in given.tables:
+            raise InvalidUsage(f"tables: {marks!r} is the topic of transactions, which has no rows: leave it out")
+        if left := [topic for topic in self.names if topic not in {marks, *given.tables}]:
+            raise InvalidUsage(
+                f"tables: the topic {left[0]!r} has no columns. Either each topic but that of transactions has an "
+                "output of its own, or all have one together: then say schema="
+            )
+        if given.meaning.transform is not None:
+            raise InvalidUsage("transform makes rows of one output, and each of these topics has its own: leave it out")
 
     def check(self, _given: Declaration) -> None:
         with closing(self.open()) as opened:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ class Postgres(
             return cls(url=place.url, tables=place.tables), "pgoutput"
         return cls(url=place.url, table=place.tables[0]), "pgoutput"
 
-    def outputs(self) -> Mapping[str, str]:
+    def outputs(self, _declared: Iterable[str] = ()) -> Mapping[str, str]:
         return {table: table.replace('"', "") for table in self.tables}
 
     def unlike(self, wanted: Kind) -> str:

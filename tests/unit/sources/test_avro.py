@@ -26,7 +26,7 @@ from persist_lib.sources.files import avro as container
 from persist_lib.sources.pipeline import Made, Pipeline
 from persist_lib.sources.protocol import START
 from persist_lib.sources.schema_registry import Registry, Written
-from tests.unit.sources.messages import messages
+from tests.unit.sources.messages import applied, messages
 
 ROW = {
     "type": "record", "name": "Row",
@@ -66,7 +66,7 @@ def apply(
     count = len(values)
     table = messages([1] * count, values, key=pa.array(keys or [None] * count, pa.binary()))
     pipeline = Pipeline(decoding, meaning or Meaning(), schema)
-    return pipeline.apply(table, lambda _: schema.contents.empty_table(), schemas or {})
+    return applied(pipeline, table, lambda _: schema.contents.empty_table(), schemas or {})
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "xz", "zstandard", "snappy"])
@@ -259,7 +259,7 @@ def test_a_schema_to_read_by_brings_defaults_aliases_and_promotions(tmp_path: Pa
     table = table.append_column("partition", pa.array(["p"] * 2))
     table = table.append_column("_time", pa.array([1] * 2, pa.uint64()))
     pipeline = Pipeline(Decoding(decoder="avro", avro=json.dumps(new)), Meaning(), schema)
-    made = pipeline.apply(table, lambda _: schema.contents.empty_table())
+    made = applied(pipeline, table, lambda _: schema.contents.empty_table())
     assert [tuple(row.values())[:4] for row in made.output.to_pylist()] == [(1, "a", "none", 0.5), (2, "b", "m", 1.5)]
 
 

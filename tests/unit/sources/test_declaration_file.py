@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
+from persist_lib.arguments import within
 from persist_lib.errors import InvalidUsage, NotAllowed, SchemaMismatch
 from persist_lib.sources import Collection, Custom, Decoding, Files, Kafka, Meaning, Postgres, Registry, Transactions
-from persist_lib.sources.declaration_file import parse, read, within, written
+from persist_lib.sources.declaration_file import parse, read, written
 from persist_lib.sources.kinds import KINDS
 from persist_lib.sources.records import Declaration, Kind
 

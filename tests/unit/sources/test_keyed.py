@@ -15,7 +15,7 @@ import persist_lib as persist
 from persist_lib.sources.decoding import Decoding, KeyDecoder
 from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.pipeline import Made, Pipeline
-from tests.unit.sources.messages import messages
+from tests.unit.sources.messages import applied, messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string not null"}, times="ms")
 TEXT = persist.Schema(key={"name": "string not null"}, value={"line": "string"}, times="ms")
@@ -35,7 +35,7 @@ def apply(pipeline: Pipeline, found: Sequence[Keyed], old: Sequence[dict[str, An
         rows = [row for row in old if tuple(row[name] for name in pipeline.schema.key_names) in wanted]
         return pa.Table.from_pylist([{**row, "_diff": 1} for row in rows], schema=pipeline.schema.contents)
 
-    return pipeline.apply(messages_of(found, **more), lookup)
+    return applied(pipeline, messages_of(found, **more), lookup)
 
 
 def updates(made: Made) -> list[tuple[Any, ...]]:
@@ -136,5 +136,5 @@ def test_columns_may_hold_what_came_beside() -> None:
     assert (row["k"], row["h"], row["w"].timestamp()) == (b"key", '[["a","1"]]', 0.007)
     assert made.raw.to_pylist()[0]["headers"] == '[["a","1"]]'
     files = messages_of([(1, None, b'{"word": "a"}')]).drop_columns(["key"])
-    (row,) = Pipeline(Decoding(), meaning, schema).apply(files, lambda keys: keys).output.to_pylist()
+    (row,) = applied(Pipeline(Decoding(), meaning, schema), files, lambda keys: keys).output.to_pylist()
     assert (row["k"], row["h"], row["w"]) == (None, None, None)

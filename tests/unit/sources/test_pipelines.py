@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
+import fastavro
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
@@ -20,9 +24,9 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.sources.bindings import Bound, Step, Window, in_order, windows
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.envelopes import Meaning
-from persist_lib.sources.pipeline import Made, Pipeline
+from persist_lib.sources.pipeline import Made, Pipeline, made_of
 from persist_lib.sources.protocol import Mark
-from tests.unit.sources.messages import messages
+from tests.unit.sources.messages import applied, messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"}, times="ms")
 Message = tuple[int, bytes | None]
@@ -38,7 +42,7 @@ def nothing(_keys: pa.Table) -> pa.Table:
 
 
 def apply(pipeline: Pipeline, found: Sequence[Message], **more: list[Any]) -> Made:
-    return pipeline.apply(messages_of(found, **more), nothing)
+    return applied(pipeline, messages_of(found, **more), nothing)
 
 
 def line(id_: object, word: object = "a", **more: object) -> bytes:
@@ -119,7 +123,7 @@ def test_an_upsert_is_a_plain_fold(found: list[Message]) -> None:
 def test_times_together_are_times_one_by_one(found: list[Message], data: st.DataObject) -> None:
     """However a history is cut into windows of whole times, with the output before each as the state."""
     pipeline = Pipeline(Decoding(), Meaning(envelope="upsert", deletes="gone"), SCHEMA)
-    whole = pipeline.apply(messages_of(found), nothing)
+    whole = applied(pipeline, messages_of(found), nothing)
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 5)))), 10]
     outputs: list[pa.Table] = [SCHEMA.updates.empty_table()]
     errors: list[pa.Table] = []
@@ -133,11 +137,54 @@ def test_times_together_are_times_one_by_one(found: list[Message], data: st.Data
             return summed.rename_columns([*SCHEMA.names, "_diff"]).cast(SCHEMA.contents)
 
         part = table.filter((pc.field("_time") >= low) & (pc.field("_time") < high))
-        made = pipeline.apply(part, lookup)
+        made = applied(pipeline, part, lookup)
         outputs.append(made.output)
         errors.append(made.errors)
     assert as_counter(pa.concat_tables(outputs)) == as_counter(whole.output)
     assert sum(table.num_rows for table in errors) == whole.errors.num_rows
+
+
+PLACED = st.tuples(st.integers(1, 5), st.sampled_from(["a/0", "a/1", "b/0"]), st.one_of(GOOD, GOOD, BAD))
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "word", "type": "string"}]}
+
+
+def as_avro(value: bytes) -> bytes:
+    """The same row as Avro; what is not a row stays."""
+    stream = io.BytesIO()
+    try:
+        fastavro.schemaless_writer(stream, AVRO, json.loads(value))
+    except (ValueError, TypeError, AttributeError):
+        return value
+    return stream.getvalue()
+
+
+@given(st.lists(PLACED, max_size=25).map(lambda found: sorted(found, key=itemgetter(0, 1))), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_each_output_is_what_the_messages_of_its_topic_make_alone(
+    found: list[tuple[int, str, bytes]], is_avro: bool
+) -> None:
+    """And errors and raw messages are those of all, with the bytes that came."""
+    decoding = Decoding(decoder="avro", avro=json.dumps(AVRO)) if is_avro else Decoding()
+    meaning = Meaning(envelope="upsert", keep_raw=True)
+    narrow = persist.Schema(key={"word": "string"}, value={"id": "int8"}, times="ms")
+    pipelines = {name: Pipeline(decoding, meaning, schema) for name, schema in (("a", SCHEMA), ("b", narrow))}
+    values = [as_avro(value) if is_avro else value for _, _, value in found]
+    table = messages([time for time, _, _ in found], values, [partition for _, partition, _ in found])
+
+    def lookup(role: str, _keys: pa.Table | None) -> pa.Table:
+        return pipelines[role].schema.contents.empty_table()
+
+    made = made_of(pipelines, lambda partition: partition[0], table, lookup)
+    errors, raw = [], []
+    for role, pipeline in pipelines.items():
+        its = table.filter(pc.starts_with(table.column("partition"), role))
+        alone = applied(pipeline, its, partial(lookup, role))
+        assert made[role].equals(alone.output)
+        errors += alone.errors.to_pylist()
+        raw += alone.raw.to_pylist()
+    assert sorted(made["errors"].to_pylist(), key=repr) == sorted(errors, key=repr)
+    assert sorted(made["raw"].to_pylist(), key=repr) == sorted(raw, key=repr)
+    assert {(row["address"], row["raw"]) for row in errors} <= set(enumerate(values))
 
 
 def change(op: str, before: object = None, after: object = None, **more: object) -> bytes:
@@ -179,15 +226,15 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
     )  # fmt: skip
     meaning = Meaning(include={"file": "partition", "at": "address", "when": "time"})
     found = [(1000, b"one\r"), (1000, b""), (2000, b"\xff"), (3000, None)]
-    made = Pipeline(Decoding(decoder="text"), meaning, schema).apply(messages_of(found), nothing)
+    made = applied(Pipeline(Decoding(decoder="text"), meaning, schema), messages_of(found), nothing)
     rows = [(row["file"], row["at"], row["line"], row["when"].timestamp()) for row in made.output.to_pylist()]
     assert rows == [("p", 0, "one", 1.0), ("p", 1, "", 1.0)]
     assert [(row["address"], row["reason"]) for row in made.errors.to_pylist()] == [
         (2, "this is not UTF-8"), (3, "there is no value"),
     ]  # fmt: skip
     only = persist.Schema(key={"at": "uint64 not null"}, value={"data": "binary"}, times="ms")
-    made = Pipeline(Decoding(decoder="bytes"), Meaning(include={"at": "address"}), only).apply(
-        messages_of(found), nothing
+    made = applied(
+        Pipeline(Decoding(decoder="bytes"), Meaning(include={"at": "address"}), only), messages_of(found), nothing
     )
     assert [row["data"] for row in made.output.to_pylist()] == [b"one\r", b"", b"\xff"]
 
@@ -195,7 +242,7 @@ def test_text_and_bytes_fill_the_column_that_places_leave() -> None:
 def test_rows_of_parquet_are_cast_and_those_that_do_not_fit_are_errors() -> None:
     values = pa.array([{"id": id_, "word": word} for id_, word in ((1.0, "a"), (1.5, "b"), (None, "c"), (2.0, None))])
     rows = messages_of([(1, None)] * 4).set_column(2, "value", values)
-    made = Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA).apply(rows, nothing)
+    made = applied(Pipeline(Decoding(decoder="rows"), Meaning(), SCHEMA), rows, nothing)
     assert as_counter(made.output) == Counter({(1, "a", 1): 1, (2, None, 1): 1})
     assert [row["address"] for row in made.errors.to_pylist()] == [1, 2]
     assert json.loads(made.errors.to_pylist()[0]["raw"]) == {"id": 1.5, "word": "b"}

@@ -23,6 +23,7 @@ from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.postgres.columns import Column, Header, arrow_type, fits
 from persist_lib.sources.postgres.snapshot import Beginning, Snapshot, copied_messages
 from persist_lib.sources.postgres.tuples import typed
+from tests.unit.sources.messages import applied
 
 SCHEMA = persist.Schema(key={"id": "int32 not null"}, value={"word": "string", "count": "int64"}, times="ms")
 WHOLE = persist.Schema(key={"id": "int32", "word": "string", "count": "int64"}, times="ms")
@@ -98,7 +99,7 @@ class Output:
         return pa.table([*columns, pa.array([1] * len(rows), pa.int64())], names=[*SCHEMA.names, "_diff"])
 
     def apply(self, table: pa.Table) -> None:
-        made = self.pipeline.apply(table, self.lookup)
+        made = applied(self.pipeline, table, self.lookup)
         for one in made.output.to_pylist():
             row = (one["id"], one["word"], one["count"])
             self.history.append((int(one["_time"]), row, one["_diff"]))

@@ -28,7 +28,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.sources import Custom, Decoding, Files, Mark, Meaning, Sources, running
 from persist_lib.sources.bindings import Bindings, Bound
 from persist_lib.sources.files.reader import LineFiles
-from persist_lib.sources.pipeline import Pipeline
+from persist_lib.sources.pipeline import Pipeline, Ready
 from persist_lib.sources.protocol import HOLD
 from persist_lib.sources.targets import Target
 from tests import servers
@@ -165,10 +165,10 @@ def test_windows_bound_memory_and_change_nothing(place: Place, monkeypatch: pyte
     most = 0
     apply = Pipeline.apply
 
-    def seen(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
+    def seen(self: Any, ready: Ready, lookup: Any) -> Any:
         nonlocal most
-        most = max(most, messages.num_rows)
-        return apply(self, messages, lookup, *more)
+        most = max(most, ready.messages.num_rows)
+        return apply(self, ready, lookup)
 
     monkeypatch.setattr(Pipeline, "apply", seen)
     for name in ("a", "b", "c"):
@@ -280,8 +280,8 @@ def test_other_rows_than_those_committed_are_diverged_and_nothing_is_written(
     assert len(set(uppers.values())) > 1
     decode = Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
-        made = decode(self, messages, lookup)
+    def wrong(self: Any, ready: Ready, lookup: Any) -> Any:
+        made = decode(self, ready, lookup)
         return made._replace(output=made.output.slice(1))
 
     monkeypatch.setattr(Pipeline, "apply", wrong)
@@ -327,8 +327,8 @@ def test_two_that_differ_and_append_at_once_are_found_out(place: Place, monkeypa
     mine = place.sources.open("s")
     append, apply = Target.append, Pipeline.apply
 
-    def wrong(self: Any, messages: pa.Table, lookup: Any, *more: Any) -> Any:
-        made = apply(self, messages, lookup, *more)
+    def wrong(self: Any, ready: Ready, lookup: Any) -> Any:
+        made = apply(self, ready, lookup)
         return made._replace(output=made.output.slice(1)) if self is other._pipelines["output"] else made
 
     def rivalled(self: Any, *args: Any) -> None:
@@ -623,9 +623,9 @@ def test_a_window_that_is_larger_than_was_estimated_is_read_in_parts(
     sizes: list[int] = []
     apply = Pipeline.apply
 
-    def noted(pipeline: Pipeline, messages: pa.Table, lookup: Any, *more: Any) -> Any:
-        sizes.append(messages.nbytes)
-        return apply(pipeline, messages, lookup, *more)
+    def noted(pipeline: Pipeline, ready: Ready, lookup: Any) -> Any:
+        sizes.append(ready.messages.nbytes)
+        return apply(pipeline, ready, lookup)
 
     monkeypatch.setattr(Pipeline, "apply", noted)
     assert place.sources.open("s").step(mints=False).messages == 240

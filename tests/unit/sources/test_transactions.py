@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,18 +15,21 @@ from hypothesis import given, settings
 
 import persist_lib as persist
 from persist_lib.sources import Decoding, Meaning, Transactions
-from persist_lib.sources.pipeline import Made, Pipeline
+from persist_lib.sources.pipeline import Pipeline, made_of
+from persist_lib.sources.records import OUTPUT
 from persist_lib.sources.transactions import WAITING
-from tests.bank import MARKS, Bank, Told, sums
-from tests.unit.sources.messages import messages
+from tests.bank import MARKS, TOPICS, Bank, Told, sums, topic_of
+from tests.unit.sources.messages import applied, messages
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64 not null"}, times="ms")
 Arrived = tuple[int, str, int, bytes]
 """A time, a partition, an address and a value."""
 
 
-def pipeline_of(**how: Any) -> Pipeline:
-    return Pipeline(Decoding(), Meaning(envelope="debezium", transactions=Transactions(topic=MARKS, **how)), SCHEMA)
+def pipelines_of(*outputs: str, **how: Any) -> dict[str, Pipeline]:
+    """Pipelines of one output for all topics, or of one for each of these."""
+    meaning = Meaning(envelope="debezium", transactions=Transactions(topic=MARKS, **how))
+    return {role: Pipeline(Decoding(), meaning, SCHEMA) for role in outputs or (OUTPUT,)}
 
 
 def arrivals(dice: random.Random, told: Sequence[Told], times: int) -> list[Arrived]:
@@ -51,8 +54,8 @@ def table_of(found: Sequence[Arrived]) -> pa.Table:
 class Kept:
     """What a run of windows has made so far: the output, and the state."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    def __init__(self, pipelines: dict[str, Pipeline]) -> None:
+        self.pipelines = pipelines
         self.updates: Counter[tuple[Any, ...]] = Counter()
         self.waiting: Counter[tuple[Any, ...]] = Counter()
         self.history: list[tuple[Any, ...]] = []
@@ -64,19 +67,27 @@ class Kept:
             [{**dict(zip(WAITING.names, row, strict=True)), "_diff": 1} for row in self.waiting.elements()],
             schema=WAITING.contents,
         )
-        made = self.pipeline.apply(table_of(found), self.lookup, waiting=state)
-        assert made.errors.num_rows == 0
+        made = made_of(self.pipelines, self.role_of, table_of(found), self.lookup, waiting=state)
+        assert made["errors"].num_rows == 0
         self.add(made)
 
-    def lookup(self, keys: pa.Table) -> pa.Table:
+    def role_of(self, partition: str) -> str:
+        topic = partition.rpartition("/")[0]
+        return OUTPUT if OUTPUT in self.pipelines else topic
+
+    def lookup(self, role: str, keys: pa.Table | None) -> pa.Table:
+        assert keys is not None
         wanted = set(keys.column("id").to_pylist())
+        assert role in {OUTPUT, *map(topic_of, wanted)}
         rows = [{"id": id_, "cents": cents, "_diff": 1} for id_, cents in self.contents().items() if id_ in wanted]
         return pa.Table.from_pylist(rows, schema=SCHEMA.contents)
 
-    def add(self, made: Made) -> None:
-        for row in made.output.to_pylist():
-            self.updates[row["id"], row["cents"], row["_time"]] += row["_diff"]
-        for row in made.waiting.to_pylist():
+    def add(self, made: Mapping[str, pa.Table]) -> None:
+        for role in self.pipelines:
+            for row in made[role].to_pylist():
+                assert role in {OUTPUT, topic_of(row["id"])}
+                self.updates[row["id"], row["cents"], row["_time"]] += row["_diff"]
+        for row in made["waiting"].to_pylist():
             self.history.append(tuple(row.values()))
             self.waiting[tuple(row[name] for name in WAITING.names)] += row["_diff"]
         assert set(self.waiting.values()) <= {0, 1}
@@ -149,15 +160,19 @@ class Plain:
         return ready
 
 
-@given(st.integers(0, 10**9), st.booleans(), st.integers(1, 8), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
-def test_transactions_are_what_a_plain_model_makes(seed: int, in_order: bool, transfers: int, times: int) -> None:
+@given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.integers(1, 8), st.integers(1, 8))
+@settings(max_examples=60, deadline=None)
+def test_transactions_are_what_a_plain_model_makes(
+    seed: int, in_order: bool, apart: bool, transfers: int, times: int
+) -> None:
+    """In one output, or in one for each topic: then what is in all of them together is the same at each time."""
     dice = random.Random(seed)
     bank = Bank(dice)
     for _ in range(transfers):
         bank.transfer()
     found = arrivals(dice, bank.with_repeats(), times)
-    whole, parts = Kept(pipeline_of(in_order=in_order)), Kept(pipeline_of(in_order=in_order))
+    pipelines = pipelines_of(*(TOPICS if apart else ()), in_order=in_order)
+    whole, parts = Kept(pipelines), Kept(pipelines)
     whole.window(found)
     cuts = sorted({1, times + 1, *(dice.randrange(1, times + 2) for _ in range(dice.randrange(4)))})
     for low, high in pairwise(cuts):
@@ -192,7 +207,7 @@ def mark(status: str, id_: str, count: int | None = None, **collections: int) ->
 
 
 def test_what_is_of_no_transaction_waits_only_behind_what_waits() -> None:
-    kept = Kept(pipeline_of())
+    kept = Kept(pipelines_of())
     kept.window([(1, "a/0", 0, change(1, 5)), (1, "a/0", 1, change(1, 6, "x")), (1, "a/0", 2, change(1, 7))])
     assert kept.contents() == {1: 5}
     kept.window([(2, "b/0", 0, change(2, 8))])
@@ -204,7 +219,7 @@ def test_what_is_of_no_transaction_waits_only_behind_what_waits() -> None:
 def test_on_request_a_transaction_waits_for_all_that_begin_before_it() -> None:
     marks = [mark("BEGIN", "x"), mark("END", "x", 1), mark("BEGIN", "y"), mark("END", "y", 1)]
     messages = [(1, "a/0", 0, change(1, 5, "y")), *((1, f"{MARKS}/0", n, one) for n, one in enumerate(marks))]
-    late, ordered = Kept(pipeline_of()), Kept(pipeline_of(in_order=True))
+    late, ordered = Kept(pipelines_of()), Kept(pipelines_of(in_order=True))
     for kept in (late, ordered):
         kept.window(messages)
     assert (late.contents(), ordered.contents()) == ({1: 5}, {})
@@ -213,7 +228,7 @@ def test_on_request_a_transaction_waits_for_all_that_begin_before_it() -> None:
 
 
 def test_only_changes_that_the_source_reads_are_counted() -> None:
-    kept = Kept(pipeline_of(collections=("a",)))
+    kept = Kept(pipelines_of(collections=("a",)))
     kept.window([(1, "a/0", 0, change(1, 5, "x")), (1, f"{MARKS}/0", 0, mark("END", "x", 3, a=1, b=2))])
     kept.window([(2, f"{MARKS}/0", 1, mark("END", "y", 2, b=2))])
     assert kept.contents() == {1: 5}
@@ -221,7 +236,7 @@ def test_only_changes_that_the_source_reads_are_counted() -> None:
 
 
 def test_what_is_remembered_of_transactions_is_bounded() -> None:
-    kept = Kept(pipeline_of(remembered=3))
+    kept = Kept(pipelines_of(remembered=3))
     for n in range(10):
         kept.window([(n + 1, "a/0", n, change(1, n, f"x{n}")), (n + 1, f"{MARKS}/0", n, mark("END", f"x{n}", 1))])
         assert len(kept.waiting) <= 3
@@ -231,13 +246,13 @@ def test_what_is_remembered_of_transactions_is_bounded() -> None:
 
 
 def test_bad_messages_are_errors_and_hold_nothing_back() -> None:
-    pipeline = pipeline_of()
+    (pipeline,) = pipelines_of().values()
     found = [
         (1, "a/0", 0, b"garbage"), (1, "a/0", 1, change(1, 5, "x")), (1, f"{MARKS}/0", 0, b"{"),
         (1, f"{MARKS}/0", 1, mark("SOME", "x")), (1, f"{MARKS}/0", 2, mark("END", "x", 1)), (1, "a/0", 2, b"null"),
         (1, "a/0", 3, b'{"op": "u", "after": {"id": "text"}}'),
     ]  # fmt: skip
-    made = pipeline.apply(table_of(found), lambda _: SCHEMA.contents.empty_table())
+    made = applied(pipeline, table_of(found), lambda _: SCHEMA.contents.empty_table())
     assert made.output.num_rows == 1
     assert sorted((row["partition"], row["address"]) for row in made.errors.to_pylist()) == [
         ("a/0", 0), ("a/0", 3), (f"{MARKS}/0", 0), (f"{MARKS}/0", 1),
@@ -245,7 +260,7 @@ def test_bad_messages_are_errors_and_hold_nothing_back() -> None:
 
 
 def test_changes_wrapped_with_their_schemas_are_known_too() -> None:
-    kept = Kept(pipeline_of())
+    kept = Kept(pipelines_of())
     for time, (partition, value) in enumerate([("a/0", change(1, 5, "x")), (f"{MARKS}/0", mark("END", "x", 1))], 1):
         assert kept.contents() == {}
         kept.window([(time, partition, 0, b'{"schema": {}, "payload": %s}' % value)])
@@ -257,6 +272,6 @@ def test_many_transactions_are_held_back_in_time() -> None:
     bank = Bank(dice)
     for _ in range(3000):
         bank.transfer()
-    kept = Kept(pipeline_of())
+    kept = Kept(pipelines_of())
     kept.window(arrivals(dice, bank.told, 30))
     assert kept.contents() == bank.balances
