@@ -27,6 +27,8 @@ from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import (
+    JSON,
+    JSON_FIELD,
     NOT_NULL,
     canonical_type,
     check_zone,
@@ -96,7 +98,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @property
     def field(self) -> pa.Field:
         """The column in Arrow."""
-        return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
+        said = JSON_FIELD if self.type == JSON else None
+        return pa.field(self.name, parse_type(self.type), nullable=self.nullable, metadata=said)
 
     @property
     def is_plain(self) -> bool:
@@ -433,6 +436,11 @@ def no_key(schema: object) -> str | None:
     for one in schema.key if isinstance(schema, Schema) else ():
         if is_nested(one.type):
             return f"a key has plain columns, and ({one}) is nested: make it a value column, or its parts key columns"
+        if one.type == JSON:
+            return (
+                f"a key says the order of rows, and documents ({one}) have none: make it a value column, and what "
+                "identifies a row in it a key column"
+            )
         if one.default is not None or one.first_type or one.is_dropped or one.rank:
             return f"each row says its key, and key column ({one}) has a default: give it to value columns alone"
     return None

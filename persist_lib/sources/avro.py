@@ -64,7 +64,8 @@ def as_json(decoding: Decoding, messages: pa.Table, schemas: Schemas) -> tuple[D
             messages = messages.drop_columns(["problem"])
         messages = messages.append_column("problem", pa.array(whole, pa.string()))
     how: dict[str, Any] = {name: "json" for name in ("decoder", "key") if getattr(decoding, name) == "avro"}
-    return msgspec.structs.replace(decoding, avro=None, registry=None, **how), messages
+    is_text = decoding.json_text or decoding.decoder == "avro"
+    return msgspec.structs.replace(decoding, avro=None, registry=None, json_text=is_text, **how), messages
 
 
 def check(decoding: Decoding) -> None:

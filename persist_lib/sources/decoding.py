@@ -58,6 +58,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
     columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
     messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+    With `json_text`, a text in a column of type json is that of a document, and not a document that is a text. So it
+    always is in Avro and in changes of Debezium, which have no other JSON.
 
     With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too; `added` is set by the
     source then: by which place of the log each was there.
@@ -77,6 +79,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     avro: str | None = None
     registry: Registry | None = None
     added: Mapping[str, int] = {}
+    json_text: bool = False
 
     def __post_init__(self) -> None:
         if self.decoder not in get_args(Decoder):
@@ -175,7 +178,7 @@ def _problems(messages: pa.Table) -> dict[int, str]:
 
 
 def _json(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
-    return _lines(JsonLines(decoding, schema), joined(messages.column("value")), kept)
+    return _lines(JsonLines(decoding, schema, is_text=decoding.json_text), joined(messages.column("value")), kept)
 
 
 def _changes(_decoding: Decoding, _schema: Schema, _messages: pa.Table, _kept: Rows) -> Sifted:
