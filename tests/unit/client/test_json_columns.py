@@ -103,7 +103,7 @@ def test_each_text_of_a_document_is_one_value_and_reads_back_as_json_does(data: 
     assert alike(persist.decode_rows(SCHEMA, tables[0])[0]["doc"], json.loads(text))
 
 
-@given(st.lists(st.integers(0, 40), max_size=60))
+@given(st.one_of(st.lists(st.integers(0, 40), max_size=5), st.lists(st.integers(0, 40), min_size=40, max_size=60)))
 def test_texts_are_made_canonical_once_each_and_stay_at_their_rows(numbers: list[int]) -> None:
     texts = [None if n % 7 == 0 else "null" if n % 5 == 0 else f'{{"b":{n}, "a":1e{n % 3}}}' for n in numbers]
     wanted = [None if n % 7 == 0 or n % 5 == 0 else f'{{"a":{10.0 ** (n % 3)},"b":{n}}}' for n in numbers]
@@ -160,6 +160,13 @@ def test_the_canonical_texts_are_for_ever() -> None:
         given_, made = json.loads(line)
         assert canonical(given_) == made
         assert canonical(made) == made
+
+
+def test_a_name_that_is_there_twice_is_found_beside_an_escaped_colon() -> None:
+    for text in ('{"\\u003a":1,"a":1,"a":2}', '{"a":"\\u003A","a":2}', '[":", {"a":{}, "b":{"c":1, "c":1}}]'):
+        with pytest.raises(ValueError, match="a name occurs twice"):
+            canonical(text)
+    assert canonical('{"\\u003a" : "\\\\u003a"}') == '{":":"\\\\u003a"}'
 
 
 def test_depth_counts_brackets_and_not_texts() -> None:
