@@ -31,7 +31,7 @@ from persist_lib.convert.lines.file_columns import (
     without_nulls,
 )
 from persist_lib.convert.lines.json_lines import JsonLines
-from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.errors import Determinate, InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import Rows, array_of, joined, plain
 from persist_lib.schema.schema import Column, Schema
 from persist_lib.sources.schema_registry import Registry
@@ -61,8 +61,8 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     With `json_text`, a text in a column of type json is that of a document, and not a document that is a text. So it
     always is in Avro and in changes of Debezium, which have no other JSON.
 
-    With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too; `added` is set by the
-    source then: by which place of the log each was there.
+    With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too, and so do the schemas
+    that Avro was written with; `added` is set by the source of a table then: by which place of the log each was there.
     """
 
     decoder: Decoder = "json"
@@ -99,8 +99,12 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         for name, known in (("extra", ("refuse", "ignore", "add")), ("missing", ("refuse", "null"))):
             if getattr(self, name) not in known:
                 raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
-        if self.extra == "add" and not self.reads.is_log:
-            raise InvalidUsage('extra="add" is for a table of PostgreSQL, which says what type a new column has')
+        if self.extra == "add" and not (self.reads.is_log or self.decoder == "avro"):
+            raise InvalidUsage(
+                'extra="add" is for tables of PostgreSQL and for Avro, which say what type a new column has'
+            )
+        if self.extra == "add" and self.avro is not None:
+            raise InvalidUsage('avro says which fields messages are read with, and extra="add" takes all: drop one')
 
     @property
     def multiline(self) -> bool:
@@ -113,6 +117,11 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return "by-key"
 
     @property
+    def takes_fields(self) -> bool:
+        """Whether fields that messages get later become columns of the output."""
+        return self.extra == "add" and self.decoder == "avro"
+
+    @property
     def reads(self) -> Reads:
         """What its decoder does."""
         return READS[self.decoder]
@@ -120,6 +129,15 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def source(self, column: str) -> str:
         """The name that a column has in the messages."""
         return self.columns.get(column, column)
+
+
+class NewFields(Determinate):
+    """Messages have fields that are to become columns first. Fields: columns (their types, by name)."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        names = ", ".join(map(repr, columns))
+        super().__init__(f"messages have new fields: {names}. They are taken at the next look", columns=columns)
+        self.columns = columns
 
 
 def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:

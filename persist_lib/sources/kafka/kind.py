@@ -46,7 +46,7 @@ class Kafka(
 
     title = "Kafka"
     schemes = ("kafka",)
-    takes = DECODED | {"format"}
+    takes = DECODED | {"format", "add-columns"}
     hint = "of topics, give --format"
     unloadable = "kafka is read in order"
 
