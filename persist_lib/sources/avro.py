@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from persist_lib.errors import InvalidUsage, SchemaChanged
 from persist_lib.kernel.columns import plain
 from persist_lib.schema.types import canonical_type
-from persist_lib.sources.decoding import Decoding
+from persist_lib.sources.decoding import WHAT_TO_DO, Decoding
 from persist_lib.sources.schema_registry import Written
 
 try:
@@ -88,9 +88,7 @@ def new_fields(
                 continue
             if why:
                 raise SchemaChanged(
-                    f"messages have the new field {name!r}, and no column takes it: it is {why}. Nothing of it was "
-                    "written. Declare a source of them under another name, with the columns that it is to have and "
-                    'extra="ignore", and drop this one once its history is not needed',
+                    f"messages have the new field {name!r}, and no column takes it: it is {why}. {WHAT_TO_DO}",
                     where=name,
                 )
             found[name] = kind
@@ -148,7 +146,7 @@ def _only(kind: Any, named: Mapping[str, Any]) -> Any:
 def _column_type(kind: Any, named: Mapping[str, Any]) -> str:
     """The column type that has all values of a type, also of those that it may be promoted to. Raises ValueError."""
     kind = _only(kind, named)
-    plain_, logical = (kind["type"], kind.get("logicalType")) if isinstance(kind, dict) else (kind, None)
+    plain_, logical = (kind["type"], kind.get("logicalType", "")) if isinstance(kind, dict) else (kind, "")
     if logical == "decimal" and plain_ in {"bytes", "fixed"}:
         return canonical_type(f"decimal({kind['precision']}, {kind.get('scale', 0)})")
     found = _LOGICAL.get((plain_, logical)) or _COLUMNS.get(plain_)

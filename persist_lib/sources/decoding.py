@@ -43,6 +43,11 @@ DECODERS: Mapping[str, Decoder] = {
 }  # fmt: skip
 """What decodes the messages of a format."""
 NEWLINE = 10
+WHAT_TO_DO = (
+    "Nothing of it was written. Declare a source of the messages under another name, with the columns that it is to "
+    'have and extra="ignore", and drop this one once its history is not needed'
+)
+"""About fields that messages have, and that a source cannot take."""
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ import msgspec
 from persist_lib.errors import Determinate, InvalidUsage, SchemaChanged, SchemaMismatch
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.sources.decoding import WHAT_TO_DO as OF_MESSAGES
 from persist_lib.sources.postgres.columns import WHAT_TO_DO
 from persist_lib.sources.records import OUTPUT, SourceRecord, changed
 
@@ -112,7 +113,8 @@ def _with(record: SourceRecord, schema: Schema, columns: Any) -> Schema:
 
 
 def _cannot(record: SourceRecord, column: Added, why: str) -> SchemaChanged:
+    whose, what_to_do = ("messages", OF_MESSAGES) if record.table is None else ("table", WHAT_TO_DO)
     return SchemaChanged(
-        f"source {record.name!r}: the new column {column.name!r} cannot be taken: {why}. {WHAT_TO_DO}",
+        f"source {record.name!r}: the new column {column.name!r} of its {whose} cannot be taken: {why}. {what_to_do}",
         where=column.name,
     )  # fmt: skip

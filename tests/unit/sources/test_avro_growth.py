@@ -42,7 +42,7 @@ class Place(Sourced):
     def __init__(self, extra: Any = "add", envelope: str = "upsert", **meaning: Any) -> None:
         super().__init__()
         self.topic, self.server = Topic(), RegistryServer()
-        self.schemas = {1: record(), 2: record(NOTE), 3: record(NOTE, COUNT), 9: KEY}
+        self.schemas: dict[int, Any] = {1: record(), 2: record(NOTE), 3: record(NOTE, COUNT), 9: KEY}
         for id_, schema in self.schemas.items():
             self.server.add(id_, json.dumps(schema))
         self.sources.create(
@@ -211,7 +211,7 @@ def test_a_field_whose_name_is_taken_ends_the_source(name: str) -> None:
         place.schemas[4] = record({"name": name, "type": "long"})
         place.server.add(4, json.dumps(place.schemas[4]))
         place.put(4, 1, **{name: 1})
-        with pytest.raises(SchemaChanged, match=f"the new column '{name}' cannot be taken"):
+        with pytest.raises(SchemaChanged, match=f"the new column '{name}' of its messages cannot be taken"):
             place.step()
         assert place.contents() == []
     finally:
