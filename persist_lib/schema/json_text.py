@@ -21,8 +21,10 @@ import msgspec
 
 from persist_lib.arguments import shown
 
-DEEPEST = 512
-"""How deep documents may be nested: half of what Python reads, whose own calls count towards that."""
+DEEPEST = 256
+"""How deep documents may be nested: a quarter of what Python reads, as its own calls count towards that, too."""
+LONGEST_INTEGER = 4300
+"""As many characters of an integer Python reads."""
 NULL = "null"
 
 _PLAIN = re.compile(r"-?(?:[1-9]\d{0,15}\.(?:\d*[1-9]|0)|0\.(?:0|(?!0000)\d*[1-9]))", re.ASCII)
@@ -51,8 +53,10 @@ def canonical(text: str) -> str:
 
 def text_of(value: object) -> str:
     """The canonical text of a value in Python. ValueError, TypeError or RecursionError for what JSON cannot say."""
-    _check_names(value)
-    return canonical(json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    text = _encode(_exactly(value, 0)).decode()
+    if len(text) > LONGEST_INTEGER:
+        _exact(text)  # refuses what canonical text does not have
+    return text
 
 
 def parsed(text: str) -> Any:
@@ -93,16 +97,27 @@ def _check_depth(text: str) -> None:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
 
 
-def _check_names(value: object) -> None:
-    # json.dumps turns names 1, None and True into text, so that {1: …, "1": …} would have one name twice.
+def _exactly(value: Any, depth: int) -> Any:
+    """The value as what the encoder has one text for. Not all that it takes: bytes and moments are no JSON."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no number that JSON has")
+        return msgspec.Raw(float.__repr__(value).encode())
+    if isinstance(value, (str, int)):  # an enumeration, say
+        return str.__str__(value) if isinstance(value, str) else int(value)
+    if depth == DEEPEST and isinstance(value, (dict, list, tuple)):
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
     if isinstance(value, dict):
-        for name, inner in value.items():
-            if not isinstance(name, str):
-                raise TypeError(f"the name {shown(name)} is not text")
-            _check_names(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _check_names(inner)
+        if wrong := [name for name in value if not isinstance(name, str)]:
+            # Names 1, None and True would become text, so that {1: …, "1": …} had one name twice.
+            raise TypeError(f"the name {shown(wrong[0])} is not text")
+        return {str.__str__(name): _exactly(inner, depth + 1) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exactly(inner, depth + 1) for inner in value]
+    raise TypeError(f"a {kind.__name__} is no JSON")
 
 
 def _check_object(pairs: list[tuple[str, Any]]) -> None:

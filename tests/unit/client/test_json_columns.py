@@ -143,7 +143,8 @@ def test_what_is_no_document_is_refused_and_named(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"x", math.nan, {"a": math.inf}, {1: 2}, {"a": {None: 1}}, "\ud800", {"a": b""}, {1, 2}]
+    "wrong",
+    [b"x", math.nan, {"a": math.inf}, {1: 2}, {"a": {None: 1}}, "\ud800", {"a": b""}, {1, 2}, [10**5000], [-(10**4299)]],
 )
 def test_python_values_that_json_lacks_are_refused(wrong: object) -> None:
     with persist.open("memory:") as client, client.table("t", SCHEMA) as table:
@@ -172,6 +173,9 @@ def test_a_name_that_is_there_twice_is_found_beside_an_escaped_colon() -> None:
 def test_depth_counts_brackets_and_not_texts() -> None:
     deep = "[" * DEEPEST + '"' + "[" * 2000 + '\\"{"' + "]" * DEEPEST
     assert canonical(deep) == deep
+    assert text_of(parsed(deep)) == deep
+    with pytest.raises(ValueError, match="nested more than"):
+        text_of([parsed(deep)])
 
 
 @over_all
