@@ -144,7 +144,18 @@ def test_what_is_no_document_is_refused_and_named(wrong: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [b"x", math.nan, {"a": math.inf}, {1: 2}, {"a": {None: 1}}, "\ud800", {"a": b""}, {1, 2}, [10**5000], [-(10**4299)]],
+    [
+        b"x",
+        math.nan,
+        {"a": math.inf},
+        {1: 2},
+        {"a": {None: 1}},
+        "\ud800",
+        {"a": b""},
+        {1, 2},
+        [10**5000],
+        [-(10**4299)],
+    ],
 )
 def test_python_values_that_json_lacks_are_refused(wrong: object) -> None:
     with persist.open("memory:") as client, client.table("t", SCHEMA) as table:
