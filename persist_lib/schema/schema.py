@@ -176,7 +176,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def json(cls, times: Unit | None = None, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
 
-        Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
+        Numbers are integers of any size, or have a point, and Python reads them as floats then; 1 and 1.0 are different
+        values. For documents in some columns of a table there is the column type `json`.
         """
         return cls(*_FIXED_COLUMNS["json"], codec="json", times=times, unique=unique, non_negative=non_negative)
 

@@ -139,10 +139,10 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 class NewFields(Determinate):
     """Messages have fields that are to become columns first. Fields: columns (their types, by name)."""
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
-        names = ", ".join(map(repr, columns))
-        super().__init__(f"messages have new fields: {names}. They are taken at the next look", columns=columns)
-        self.columns = columns
+    @property
+    def columns(self) -> Mapping[str, str]:
+        columns: Any = self.fields["columns"]
+        return dict(columns)
 
 
 def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:

@@ -136,7 +136,8 @@ class Pipeline:
         if self.decoding.takes_fields:
             known = {self.decoding.source(name) for name in (*self.decoded.names, *self.schema.key_names)}
             if new := new_fields(self.decoding, known, messages, schemas, of_change=self.meaning.rows.of_changes):
-                raise NewFields(new)
+                names = ", ".join(map(repr, new))
+                raise NewFields(f"messages have new fields: {names}. They are taken at the next look", columns=new)
         return as_json(self.decoding, messages, schemas)
 
     def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
