@@ -26,7 +26,7 @@ from persist_lib.convert.lines.json_lines import check_objects, from_json, json_
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.keyset import Counts
 from persist_lib.relation.statements import new_values
-from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
 from persist_lib.timeline import Tables, Transaction
 from persist_lib.times import Unit
 
@@ -41,13 +41,13 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidUsage(f"{path}: the file's name must end in one of {', '.join(READERS)}", path=str(path))
-    types = {field.name: field.type for field in schema.updates} if schema else {TIME: pa.uint64(), DIFF: pa.int64()}
+    fields = {field.name: field for field in (schema.updates if schema else (TIME_FIELD, DIFF_FIELD))}
     if (schema.times if schema else times) is not None:
-        types[TIME] = pa.string()  # ISO 8601, or integers
+        fields[TIME] = pa.field(TIME, pa.string())  # ISO 8601, or integers
     try:
-        yield from reader(path, types)
+        yield from reader(path, fields)
     except (pa.ArrowException, msgspec.ValidationError, ValueError, RecursionError, OSError, Refused) as error:
-        is_of_times = TIME in types and not pa.types.is_string(types[TIME]) and path.suffix != ".parquet"
+        is_of_times = TIME in fields and not pa.types.is_string(fields[TIME].type) and path.suffix != ".parquet"
         hint = _INTEGERS if is_of_times and not isinstance(error, Refused) else ""
         raise InvalidUsage(f"{path} cannot be read: {error}{hint}", path=str(path)) from error
 
@@ -70,19 +70,19 @@ def infer_schema(path: Path, key: list[str], times: Unit | None = None, *, uniqu
     return Schema(key={name: types[name] for name in key}, value=value, times=times, unique=unique)
 
 
-Types = Mapping[str, pa.DataType]
+Fields = Mapping[str, pa.Field]
 
 
-def _read_parquet(path: Path, _types: Types) -> Iterator[pa.Table]:
+def _read_parquet(path: Path, _fields: Fields) -> Iterator[pa.Table]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=ROWS):
             yield pa.Table.from_batches([batch])
 
 
-def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
+def _read_csv(path: Path, fields: Fields) -> Iterator[pa.Table]:
     # Only an empty field without quotes is null: "NA" and "null" are text.
-    nested = {name: pa.field(name, type_) for name, type_ in types.items() if pa.types.is_nested(type_)}
-    read_as = {name: pa.string() if name in nested else csv_type(type_) for name, type_ in types.items()}
+    nested = {name: field for name, field in fields.items() if nested_json.is_apart(field)}
+    read_as = {name: pa.string() if name in nested else csv_type(field.type) for name, field in fields.items()}
     options = pyarrow.csv.ConvertOptions(
         column_types=read_as, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
@@ -95,7 +95,7 @@ def _read_csv(path: Path, types: Types) -> Iterator[pa.Table]:
                 if name in nested:  # JSON in a cell
                     columns.append(nested_json.column_of(column.to_pylist(), nested[name], row))
                 else:
-                    columns.append(from_csv(column, types[name]) if name in types else column)
+                    columns.append(from_csv(column, fields[name].type) if name in fields else column)
             yield _with_integers(pa.table(columns, names=batch.schema.names))
             row += batch.num_rows
             last = batch.columns[-1][-1].as_py() if batch.num_rows else None
@@ -121,14 +121,14 @@ def _with_integers(table: pa.Table) -> pa.Table:
     return table.set_column(at, TIME, column.cast(pa.uint64()))
 
 
-def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
+def _read_jsonl(path: Path, fields: Fields) -> Iterator[pa.Table]:
     """Lines of objects, a block at a time."""
     # Arrow would fill a column that the file lacks with nulls, but it has to be refused. So only columns of the
     # first line are asked for.
     first, row, line = _first_row(path), 0, 0
-    types = {name: type_ for name, type_ in types.items() if name in first}
+    fields = {name: field for name, field in fields.items() if name in first}
     if isinstance(first.get(TIME), int):
-        types[TIME] = pa.uint64()
+        fields[TIME] = TIME_FIELD
     with path.open("rb") as file:
         while lines := file.readlines(LINE_BYTES):
             data = b"".join(lines)
@@ -136,20 +136,20 @@ def _read_jsonl(path: Path, types: Types) -> Iterator[pa.Table]:
             line += len(lines)
             odd = nested_json.has_odd_floats(data)
             apart = {
-                name: pa.field(name, type_)
-                for name, type_ in types.items()
-                if pa.types.is_nested(type_) or (odd and pa.types.is_floating(type_))
+                name: field
+                for name, field in fields.items()
+                if nested_json.is_apart(field) or (odd and pa.types.is_floating(field.type))
             }
             rest, taken = nested_json.without(data, apart) if apart else (data, {})
             if not rest.strip():
                 continue
-            asked = pa.schema([(name, json_type(type_)) for name, type_ in types.items() if name not in apart])
+            asked = pa.schema([(name, json_type(field.type)) for name, field in fields.items() if name not in apart])
             found = pyarrow.json.read_json(
                 pa.BufferReader(rest), pyarrow.json.ReadOptions(block_size=len(rest) + 1),
                 pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False),
             )  # fmt: skip
             columns = {
-                name: from_json(found.column(name), types[name]) if name in types else found.column(name)
+                name: from_json(found.column(name), fields[name].type) if name in fields else found.column(name)
                 for name in found.schema.names
             }
             columns |= {name: nested_json.column_of(raws, apart[name], row) for name, raws in taken.items()}
@@ -179,7 +179,7 @@ def _first_row(path: Path) -> dict[str, Any]:
     return row
 
 
-READERS: dict[str, Callable[[Path, Types], Iterator[pa.Table]]] = {
+READERS: dict[str, Callable[[Path, Fields], Iterator[pa.Table]]] = {
     ".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_jsonl,
 }  # fmt: skip
 

@@ -78,11 +78,16 @@ def _presentable(kind: Any) -> Any:
 
 
 def python_rows(batch: Any) -> list[dict[str, Any]]:
-    """The rows for JSON, which has no number for a float that is not finite: such ones are their text."""
+    """The rows for JSON, which has no number for a float that is not finite: such ones are their text.
+
+    Documents are in it as they are stored, each digit.
+    """
+    import msgspec
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from persist_lib.convert.lines.nested_json import with_odd_floats
+    from persist_lib.schema.types import is_json
 
     rows = batch.to_pylist(maps_as_pydicts="strict")
     for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -90,28 +95,38 @@ def python_rows(batch: Any) -> list[dict[str, Any]]:
         if pa.types.is_nested(field.type) or (is_float and not pc.all(pc.is_finite(column)).as_py()):
             for row in rows:
                 row[field.name] = with_odd_floats(row[field.name])
+        elif is_json(field):
+            for row in rows:
+                row[field.name] = None if row[field.name] is None else msgspec.Raw(row[field.name].encode())
     return rows
 
 
-def with_ids_as_text(columns: Schema, schema: Any, tables: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
-    """The same rows, with uuids in their usual text."""
+def as_said(columns: Schema, schema: Any, tables: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
+    """The same rows, with uuids in their usual text, and fields that say which columns are documents."""
     import pyarrow as pa
 
     from persist_lib.convert.filling import uuid_texts
+    from persist_lib.schema.types import is_json
 
+    documents = {field.name: field for field in columns.data if is_json(field) and field.name in schema.names}
     names = [one.name for one in columns.columns if one.type == "uuid" and one.name in schema.names]
     for name in names:
         place = schema.get_field_index(name)
         schema = schema.set(place, schema.field(name).with_type(pa.string()))
 
+    for name, field in documents.items():
+        schema = schema.set(schema.get_field_index(name), field)
+
     def shown(table: Any) -> Any:
+        for name, field in documents.items():
+            table = table.set_column(table.schema.get_field_index(name), field, table.column(name))
         for name in names:
             chunks = [uuid_texts(chunk) for chunk in table.column(name).chunks]
             place = table.schema.get_field_index(name)
             table = table.set_column(place, schema.field(name), pa.chunked_array(chunks, pa.string()))
         return table
 
-    return schema, map(shown, tables) if names else tables
+    return schema, map(shown, tables) if names or documents else tables
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Printing(NamedTuple):
         most = (TABLE_ROWS if form == "table" else 0) if self.limit is None else self.limit
         schema, tables = found.schema, found.batches()
         if form != "parquet" and isinstance(found, Doors):
-            schema, tables = row_formats.with_ids_as_text(schema_of(found), schema, tables)
+            schema, tables = row_formats.as_said(schema_of(found), schema, tables)
         counted = row_formats.Counted(tables, most)
         with row_formats.target(self.output) as stream:
             if form == "table":
@@ -270,7 +270,8 @@ def _tell(session: Session, schema: Schema, event: Any) -> None:
         session.answer(value, f"progress {schema.show(event.frontier)}")
         return
     times = Times(schema.times, lambda: 0)
-    for batch in row_formats.rows_of(event.table):
+    _, (table,) = row_formats.as_said(schema, event.table.schema, iter([event.table]))
+    for batch in row_formats.rows_of(table):
         rows, lines = row_formats.python_rows(batch), []
         if session.as_json:
             session.answer({"updates": rows})

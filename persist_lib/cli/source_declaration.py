@@ -76,7 +76,7 @@ class Meant(NamedTuple):
     ] = None
     ignore_extra: Annotated[bool, typer.Option("--ignore-extra", help="Leave out fields without a column.")] = False
     add_columns: Annotated[
-        bool, typer.Option("--add-columns", help="Of PostgreSQL: take the columns that tables get later, too.")
+        bool, typer.Option("--add-columns", help="Of PostgreSQL and Avro: take the columns that come later, too.")
     ] = False
     keep_raw: Annotated[bool, typer.Option("--keep-raw", help="Keep all messages as they came, in NAME/raw.")] = False
     shards: opt.ShardCount = None

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from persist_lib.arguments import is_of, native, shown
-from persist_lib.convert.codecs import as_mappings, canonical_column, canonical_json, exact_json
+from persist_lib.convert.codecs import as_mappings
 from persist_lib.convert.filling import Filling
+from persist_lib.convert.json_columns import canonical_column, exact_json
 from persist_lib.convert.rows import FEW, pieces
 from persist_lib.convert.updates import iter_updates, null_refused
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
+from persist_lib.schema.json_text import canonical, text_of
 from persist_lib.schema.models import is_instance, values_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
 
@@ -40,7 +42,7 @@ def parse_keys(schema: Schema, keys: object) -> pa.Table:
     if schema.codec != "json":
         return found
     name = schema.key_names[0]
-    return pa.table([canonical_column(found.column(name), name, 0)], schema=found.schema)
+    return pa.table([canonical_column(found.column(name), name, 0, canonical)], schema=found.schema)
 
 
 def parse_deletes(schema: Schema, deletes: Any) -> pa.Table:
@@ -253,7 +255,7 @@ def _as_key(schema: Schema, item: Any, index: int) -> dict[str, object]:
     else:
         found = {names[0]: native(item)}
     if schema.codec == "json":
-        return {name: exact_json(canonical_json, value, name, index, "key") for name, value in found.items()}
+        return {name: exact_json(text_of, value, name, index, "key") for name, value in found.items()}
     return found
 
 

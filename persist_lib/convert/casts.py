@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
+from persist_lib.convert.json_columns import canonical_column
 from persist_lib.convert.nested import nested_conversion
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.schema.schema import TIME
-from persist_lib.schema.types import plain_type
+from persist_lib.schema.types import is_json, plain_type, said_type
 from persist_lib.times import END_S
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
@@ -38,9 +39,12 @@ _is = pa.types
 def cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int = 0) -> pa.ChunkedArray:
     """The column as `field.type`; SchemaMismatch for a type that never fits, InvalidUsage for a value that does not.
 
-    A moment that Arrow holds and no Python value does is refused here, as every read of it would fail.
+    A moment that Arrow holds and no Python value does is refused here, as every read of it would fail. Text becomes
+    canonical in a column of JSON.
     """
     found = _cast_column(column, field, first_row)
+    if is_json(field):
+        return canonical_column(found, field.name, first_row)
     if field.name != TIME and (wrong := unreadable(found)) is not None:
         row = pc.index(wrong, True).as_py()
         value = _as_py(found[row])
@@ -105,10 +109,11 @@ def _cast_column(column: pa.ChunkedArray, field: pa.Field, first_row: int) -> pa
 
 def wrong_type(field: pa.Field, found: str, row: int, value: object) -> SchemaMismatch:
     """The error for a column that holds another kind of values."""
+    kind = said_type(field)
     return SchemaMismatch(
-        f"column {field.name!r} is {field.type} and takes no {found}: row {row} has {shown(value)}. "
+        f"column {field.name!r} is {kind} and takes no {found}: row {row} has {shown(value)}. "
         f"{_advice(field, found)}",
-        problem="type", column=field.name, row=row, value=value, expected=str(field.type), found=found,
+        problem="type", column=field.name, row=row, value=value, expected=kind, found=found,
     )  # fmt: skip
 
 
@@ -127,6 +132,8 @@ def lossy(field: pa.Field, row: int, value: object, reason: str = "") -> Invalid
 
 def _advice(field: pa.Field, found: str) -> str:
     target = field.type
+    if is_json(field):
+        return "In a column, its text is taken: to_json in Spark and DuckDB, json.dumps in Python"
     if field.name == TIME and _is.is_integer(target):
         return (
             "The times of this shard are plain integers, not a clock. Only a shard that was created with "

@@ -7,17 +7,18 @@ or (for plain columns) dicts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from persist_lib.arguments import check_type, shown
+from persist_lib.convert.json_columns import exact_json
 from persist_lib.errors import InvalidUsage
+from persist_lib.schema.json_text import parsed, text_of, value_of
 from persist_lib.schema.models import Model, is_instance, is_model, rebuild, values_of
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema, check_schema
-from persist_lib.schema.types import UUID
+from persist_lib.schema.types import JSON, UUID
 from persist_lib.times import TimeLike
 
 
@@ -56,38 +57,16 @@ def decode_rows(schema: Schema, table: pa.Table) -> list[Any]:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch, schema: Schema) -> list[dict[str, Any]]:
-    """Rows of some of a schema's columns as dicts, maps within them as well, and uuids as Python's."""
+    """Rows of some of a schema's columns as dicts, maps within them as well, uuids as Python's, documents as values."""
     for column in schema.columns:
         if column.type == UUID and (place := rows.schema.get_field_index(column.name)) >= 0:
             ids = rows.column(place).cast(pa.uuid())
             rows = rows.set_column(place, pa.field(column.name, pa.uuid()), ids)
-    return list(rows.to_pylist(maps_as_pydicts="strict"))
-
-
-def canonical_json(value: object) -> str:
-    """The one text of a JSON value: names sorted, no spaces. ValueError or TypeError for what JSON cannot say."""
-    _check_names(value)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    text.encode()  # a lone surrogate is no text
-    return text
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text; ValueError for NaN, infinities and names that occur twice."""
-    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-
-
-def canonical_column(column: pa.ChunkedArray, name: str, first_row: int) -> pa.ChunkedArray:
-    """A column of JSON texts with each text canonical."""
-    texts = [
-        None if text is None else exact_json(_canonical, text, name, row)
-        for row, text in enumerate(column.to_pylist(), first_row)
-    ]
-    return pa.chunked_array([pa.array(texts, pa.string())])
-
-
-def _canonical(text: str) -> str:
-    return canonical_json(parse_json(text))
+    found: list[dict[str, Any]] = rows.to_pylist(maps_as_pydicts="strict")
+    for name in [one.name for one in schema.columns if one.type == JSON and one.name in rows.schema.names]:
+        for row in found:
+            row[name] = None if row[name] is None else value_of(row[name])
+    return found
 
 
 def _as_mapping(schema: Schema, row: Any, index: int) -> Mapping[str, Any]:
@@ -125,7 +104,7 @@ def _encode_side(schema: Schema, side: int, value: Any, index: int) -> dict[str,
     what = ("key", "value")[side]
     columns: tuple[Column, ...] = (schema.key, schema.shown.value)[side]
     if schema.codec == "json":
-        return {what: exact_json(canonical_json, value, what, index)}
+        return {what: exact_json(text_of, value, what, index)}
     if schema.codec == "bytes":
         return {what: value}
     if value is None and not columns:
@@ -155,41 +134,7 @@ def _named(found: Mapping[str, Any], columns: tuple[Column, ...], what: str, ind
 
 def _json_sides(row: Mapping[str, Any], index: int) -> dict[str, str]:
     sides = [side for side in ("key", "value") if side in row]
-    return {side: exact_json(canonical_json, row[side], side, index) for side in sides}
-
-
-def exact_json(encode: Callable[[Any], str], value: object, column: str, row: int, what: str = "row") -> str:
-    """The text of a JSON value. Raises InvalidUsage, which names the column, and `what` number `row` it is in."""
-    try:
-        return encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidUsage(
-            f"column {column!r} holds JSON, and {shown(value)} of {what} {row} has no exact JSON text: {error}",
-            problem="json", column=column, row=row, value=value,
-        ) from error  # fmt: skip
-
-
-def _check_names(value: object) -> None:
-    # json.dumps turns names 1, None and True into text, so that {1: …, "1": …} would have one name twice.
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if not isinstance(name, str):
-                raise TypeError(f"the name {shown(name)} is not text")
-            _check_names(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _check_names(inner)
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"a name occurs twice in {shown([name for name, _ in pairs])}")
-    return found
+    return {side: exact_json(text_of, row[side], side, index) for side in sides}
 
 
 def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
@@ -206,7 +151,7 @@ def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
         return [None] * table.num_rows
     if schema.codec == "json":
         texts = table.column(columns[0].name).to_pylist()
-        return [exact_json(parse_json, text, columns[0].name, row) for row, text in enumerate(texts)]
+        return [exact_json(parsed, text, columns[0].name, row) for row, text in enumerate(texts)]
     if schema.codec == "bytes":
         return table.column(columns[0].name).to_pylist()
     rows = python_rows(table.select([column.name for column in columns]), schema)

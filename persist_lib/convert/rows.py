@@ -23,12 +23,14 @@ import pyarrow as pa
 from persist_lib.arguments import is_of
 from persist_lib.convert.casts import UUID_BYTES, cast_column, lossy, uuid_bytes, wrong_type
 from persist_lib.convert.codecs import Update, is_row
+from persist_lib.convert.json_columns import REFUSED, Text, document, near_document, no_json
 from persist_lib.convert.nested import build_nested, near_nested, python_types
 from persist_lib.convert.times import read_values
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.models import is_instance
 from persist_lib.schema.schema import TIME
+from persist_lib.schema.types import is_json
 from persist_lib.times import Times
 
 ROWS = 65_536
@@ -155,6 +157,8 @@ def _from_series(
         except ArithmeticError:  # a signalling NaN compares with nothing: it is for the column to refuse
             missing = [False] * len(values)
         given = [None if gone else value for value, gone in zip(values, missing, strict=True)]
+        if is_json(field):  # as in all columns, text is that of a document
+            given = [Text(value) if type(value) is str else value for value in given]
         return build_column(given if times is None else read_values(given, times, first_row), field, first_row)
     try:
         return pa.array(series, from_pandas=not keeps_nan)
@@ -194,9 +198,9 @@ class Taking(NamedTuple):
 def build_column(values: Values, field: pa.Field, first_row: int = 0, taking: Taking | None = None) -> pa.Array:
     """An array of `field.type`; SchemaMismatch for another kind of value, InvalidUsage for one that does not fit.
 
-    `taking` is `taking_of(field.type)`, for callers that have it at hand: looking it up costs more than a small column.
+    `taking` is `taking_of(field)`, for callers that have it at hand: looking it up costs more than a small column.
     """
-    taking, given = taking or taking_of(field.type), values
+    taking, given = taking or taking_of(field), values
     if not set(map(type, values)) <= taking.types:
         values = [_native(value, taking) for value in values]
         if not set(map(type, values)) <= taking.types:
@@ -208,7 +212,7 @@ def build_column(values: Values, field: pa.Field, first_row: int = 0, taking: Ta
         raise _first_failing(values, given, taking, field, first_row) from error
 
 
-_REFUSALS = (pa.ArrowException, InvalidUsage, ValueError, OverflowError)
+_REFUSALS = (pa.ArrowException, InvalidUsage, OverflowError, *REFUSED)
 
 
 def _misfit(value: object, given: object, taking: Taking, field: pa.Field, row: int) -> InvalidUsage:
@@ -224,13 +228,19 @@ def _first_failing(values: Values, given: Values, taking: Taking, field: pa.Fiel
         except _Zone as error:
             return wrong_type(field, str(error), first_row + row, given[row])
         except _REFUSALS as error:
+            if taking is _DOCUMENTS:
+                return no_json(field.name, first_row + row, given[row], error)
             return lossy(field, first_row + row, given[row], str(error) * _is.is_nested(field.type))
     return lossy(field, first_row, given, "together")
 
 
+def taking_of(field: pa.Field) -> Taking:
+    """What a column takes."""
+    return _DOCUMENTS if is_json(field) else _taking_of(field.type)
+
+
 @lru_cache(maxsize=1024)
-def taking_of(kind: pa.DataType) -> Taking:
-    """What columns of this type take."""
+def _taking_of(kind: pa.DataType) -> Taking:
     if _is.is_nested(kind):
         return Taking(_with_none(*python_types(kind)), build_nested(kind, build_column), near_nested(kind))
     return _taking_of_plain(kind)
@@ -266,6 +276,13 @@ def _taking_of_plain(kind: pa.DataType) -> Taking:
 
 def _with_none(*types: type) -> frozenset[type]:
     return frozenset((_NONE, *types))
+
+
+def _documents(values: Values) -> pa.Array:
+    return pa.array([None if value is None else document(value) for value in values], pa.string())
+
+
+_DOCUMENTS = Taking(_with_none(dict, list, str, int, float, bool, Text), _documents, near_document)
 
 
 def _native(value: Any, taking: Taking) -> Any:

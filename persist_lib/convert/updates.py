@@ -18,13 +18,16 @@ import pyarrow.compute as pc
 
 from persist_lib.arguments import did_you_mean, native, shown
 from persist_lib.convert.casts import cast_column
-from persist_lib.convert.codecs import Update, as_mappings, canonical_column, decode_rows
+from persist_lib.convert.codecs import Update, as_mappings, decode_rows
 from persist_lib.convert.filling import Filling, check_added
+from persist_lib.convert.json_columns import Text, canonical_column
 from persist_lib.convert.rows import Taking, build_column, from_pandas, pieces, taking_of
 from persist_lib.convert.times import read_column, read_values
 from persist_lib.errors import InvalidUsage, SchemaMismatch
 from persist_lib.frontier import MAX_TIME, Antichain
+from persist_lib.schema.json_text import canonical
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
+from persist_lib.schema.types import JSON
 from persist_lib.schema.widening import default_of
 from persist_lib.times import PLAIN, Times
 
@@ -99,10 +102,15 @@ def _defaults(time: object, diff: object, times: Times) -> dict[str, Any]:
 def _absent(schema: Schema, whole: bool) -> dict[str, Any]:
     """The columns that a row need not have, and what they are in it then."""
     return {
-        column.name: None if column.default is None else default_of(column.type, column.default).as_py()
+        column.name: None if column.default is None else _said(column, column.default)
         for column in schema.value
         if not column.fill and (column.is_dropped or column.default is not None or (column.nullable and not whole))
     }
+
+
+def _said(column: Column, default: str) -> Any:
+    """A default as a row would say it."""
+    return Text(default) if column.type == JSON else default_of(column.type, default).as_py()
 
 
 def _iter(
@@ -160,7 +168,7 @@ class _Plan(NamedTuple):
 @lru_cache(maxsize=256)
 def _plan(schema: Schema) -> _Plan:
     fields = list(schema.updates)
-    columns = tuple((field.name, field, taking_of(field.type), field.nullable) for field in fields)
+    columns = tuple((field.name, field, taking_of(field), field.nullable) for field in fields)
     return _Plan(frozenset(field.name for field in fields), columns)
 
 
@@ -236,7 +244,7 @@ def _from_columns(
         else:
             column = _repeat(defaults[field.name], field, table.num_rows)
         if schema.codec == "json" and field.name in schema.names:
-            column = canonical_column(column, field.name, first_row)
+            column = canonical_column(column, field.name, first_row, canonical)
         columns.append(column)
     # Not by `pc.equal` with 0, for which Arrow imports pandas: that takes longer than many appends.
     if pc.all(columns[-1].cast(pa.bool_())).as_py() is False:

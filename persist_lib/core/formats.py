@@ -23,7 +23,7 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     10  a schema may have columns that writers fill, and uuids
     11  a schema may show its columns in another order than that in which they are stored
     12  a part may say between which values those of its columns lie. A schema may have columns that count up, and the
-        state says their next numbers (`Reserve`)
+        state says their next numbers (`Reserve`). A schema may have columns of JSON documents
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Until there is a release, no fleet is older.
@@ -40,7 +40,7 @@ from persist_lib.core.state import Batch, Part, State, Writer
 from persist_lib.ids import is_pending, is_published
 from persist_lib.schema.evolution import evolved, is_prefix
 from persist_lib.schema.schema import Schema
-from persist_lib.schema.types import UUID, is_nested
+from persist_lib.schema.types import JSON, UUID, is_nested
 from persist_lib.schema.widening import NUMBER
 
 FIRST = 1
@@ -79,6 +79,9 @@ CONTENTS = 6
 
 IDENTITIES = 12
 """The format from which on columns may count up."""
+
+DOCUMENTS = 12
+"""The format from which on columns may be JSON documents."""
 
 PINS = 7
 """The format from which on a state may pin keys, and parts may stand below a publication's folder."""
@@ -145,6 +148,8 @@ def least_for(schema: object) -> int:
         return FIRST
     if any(column.fill == NUMBER for column in schema.columns):
         return IDENTITIES
+    if any(column.type == JSON for column in schema.columns):
+        return DOCUMENTS
     if any(column.rank for column in schema.columns):
         return REORDERED
     if schema.fills or any(column.type == UUID for column in schema.columns):

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from persist_lib.arguments import did_you_mean, parse_text, shown
 from persist_lib.convert.by_key import parse_deletes, parse_keys, parse_partial, parse_rows
 from persist_lib.convert.filling import Filling
+from persist_lib.convert.rows import build_column
 from persist_lib.core.cost import Cost
 from persist_lib.errors import ConstraintViolated, InvalidUsage
 from persist_lib.format.predicate import evaluated
@@ -33,6 +34,7 @@ from persist_lib.relation.key_lookup import check_order_by, completed, filled, h
 from persist_lib.relation.row_selection import Asked, RowSelection, by_keys, in_older_columns, summed
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, Schema
+from persist_lib.schema.types import is_json
 
 Change = Callable[[pa.Table], pa.Table] | Mapping[str, Any]
 """New rows of old ones: a function of an Arrow table, or for each column a value, an expression or a function."""
@@ -169,7 +171,7 @@ class Update(Statement):
         if not old.num_rows:
             return old, Counts()
         data = old.select(self.schema.shown.names)
-        made = _computed(data, self._change) if isinstance(self._change, Mapping) else self._change(data)
+        made = _computed(self.schema, data, self._change) if isinstance(self._change, Mapping) else self._change(data)
         if not isinstance(made, pa.Table) or made.num_rows != data.num_rows:
             what = f"{made.num_rows} rows" if isinstance(made, pa.Table) else f"a {type(made).__name__}"
             raise InvalidUsage(
@@ -347,7 +349,7 @@ def _chosen(table: str, schema: Schema, keys: object, filter: pc.Expression | No
     return {"wanted": Asked(filter=filter).of(schema)}
 
 
-def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
+def _computed(schema: Schema, data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
     given = {name: value for name, value in change.items() if isinstance(value, pc.Expression)}
     if given:
         try:
@@ -361,7 +363,7 @@ def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
         elif callable(value):
             column = value(data)
         else:
-            column = _repeated(value, data.schema.field(name), data.num_rows)
+            column = _repeated(value, schema.data.field(name), data.num_rows)
         kind = column.type if isinstance(column, (pa.Array, pa.ChunkedArray)) else None
         if kind is None:
             raise InvalidUsage(f"a function for column {name!r} returns an Arrow array: got {shown(column)}")
@@ -370,6 +372,8 @@ def _computed(data: pa.Table, change: Mapping[str, Any]) -> pa.Table:
 
 
 def _repeated(value: object, field: pa.Field, count: int) -> pa.Array:
+    if is_json(field):
+        return pa.repeat(build_column([value], field)[0], count)
     try:
         return pa.repeat(pa.scalar(value, field.type), count)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -3,8 +3,8 @@
 Optional fields are nullable, others are not. Models within models are structs, `list[T]` is a list, and `dict[K, V]` a
 map; as columns, what is within may always be null, and the model checks it again as it makes an instance. Enums and
 literals are stored as their values, UUIDs as text, datetimes as instants in UTC (`NaiveDatetime`: without a zone),
-decimals need `Field(max_digits=…, decimal_places=…)`. To choose a column type, annotate the field with it:
-`Annotated[int, pa.int32()]`.
+`JsonValue`, and lists and dicts of it, as JSON documents, decimals need `Field(max_digits=…, decimal_places=…)`. To
+choose a column type, annotate the field with it: `Annotated[int, pa.int32()]`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _TYPES: dict[object, pa.DataType] = {
 _BY_NAME = {
     ("pydantic.types", "AwareDatetime"): pa.timestamp("us", tz="UTC"),
     ("pydantic.types", "NaiveDatetime"): pa.timestamp("us"),
+    ("pydantic.types", "JsonValue"): pa.json_(),
     ("uuid", "UUID"): pa.string(),
 }
 
@@ -69,7 +70,8 @@ def model_fields(model: Model) -> Iterator[tuple[str, pa.DataType, bool]]:
             raise InvalidUsage(
                 f"{model.__name__}.{name}: no column type for {field.annotation!r}. Use bool, int, float, str, bytes, "
                 "datetime, date, time, timedelta, UUID, Enum, Literal, Decimal with max_digits and decimal_places, an "
-                "Optional, a list or a dict of these, a model of them, or name the type: Annotated[int, pa.int32()]",
+                "Optional, JsonValue, a list or a dict of these, a model of them, or name the type: Annotated[int, "
+                "pa.int32()]",
                 problem="unsupported type", model=model.__name__, column=name, type=str(field.annotation),
             )  # fmt: skip
         yield name, kind, nullable
@@ -145,7 +147,8 @@ def _simple(
     if origin in (list, dict):
         return _nested(origin, arguments)
     if is_model(annotation):
-        return pa.struct([pa.field(name, kind) for name, kind, _ in model_fields(annotation)])
+        fields = [pa.field(name, kind) for name, kind, _ in model_fields(annotation)]
+        return None if any(field.type == pa.json_() for field in fields) else pa.struct(fields)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return _common(member.value for member in annotation)
     return _BY_NAME.get(_name(annotation)) or _TYPES.get(annotation)
@@ -155,6 +158,8 @@ def _nested(origin: type, arguments: tuple[Any, ...]) -> pa.DataType | None:
     kinds = [_resolve(argument, ())[0] for argument in arguments]
     if None in kinds:
         return None
+    if pa.json_() in kinds:  # such as dict[str, JsonValue], which is a document itself
+        return pa.json_()
     return pa.list_(*kinds) if origin is list else pa.map_(*kinds)
 
 

@@ -27,6 +27,8 @@ from persist_lib.errors import InvalidName, InvalidUsage
 from persist_lib.frontier import Antichain, parse_time
 from persist_lib.schema.models import Model, is_model, model_fields
 from persist_lib.schema.types import (
+    JSON,
+    JSON_FIELD,
     NOT_NULL,
     canonical_type,
     check_zone,
@@ -96,7 +98,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @property
     def field(self) -> pa.Field:
         """The column in Arrow."""
-        return pa.field(self.name, parse_type(self.type), nullable=self.nullable)
+        said = JSON_FIELD if self.type == JSON else None
+        return pa.field(self.name, parse_type(self.type), nullable=self.nullable, metadata=said)
 
     @property
     def is_plain(self) -> bool:
@@ -173,7 +176,8 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
     def json(cls, times: Unit | None = None, *, unique: bool = False, non_negative: bool = False) -> Schema:
         """Any JSON values, one key and one value column of canonical JSON text: sorted names, no spaces, no NaN.
 
-        Numbers are integers of any size or 64-bit floats; 1 and 1.0 are different values.
+        Numbers are integers of any size, or have a point, and Python reads them as floats then; 1 and 1.0 are different
+        values. For documents in some columns of a table there is the column type `json`.
         """
         return cls(*_FIXED_COLUMNS["json"], codec="json", times=times, unique=unique, non_negative=non_negative)
 
@@ -433,6 +437,11 @@ def no_key(schema: object) -> str | None:
     for one in schema.key if isinstance(schema, Schema) else ():
         if is_nested(one.type):
             return f"a key has plain columns, and ({one}) is nested: make it a value column, or its parts key columns"
+        if one.type == JSON:
+            return (
+                f"a key says the order of rows, and documents ({one}) have none: make it a value column, and what "
+                "identifies a row in it a key column"
+            )
         if one.default is not None or one.first_type or one.is_dropped or one.rank:
             return f"each row says its key, and key column ({one}) has a default: give it to value columns alone"
     return None

@@ -21,6 +21,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
     "float32": pa.float32(), "float64": pa.float64(), "string": pa.string(), "binary": pa.binary(),
     "date32": pa.date32(), "time64[us]": pa.time64("us"), "uuid": pa.binary(16),
+    "json": pa.string(),
 }  # fmt: skip
 # What people, Arrow and other libraries call them. One meaning each: `float` is Python's, which is 64 bits wide.
 _ALIASES = {
@@ -30,8 +31,8 @@ _ALIASES = {
     "large_string": "string", "large_utf8": "string", "string_view": "string", "utf8_view": "string",
     "bytes": "binary", "large_binary": "binary", "binary_view": "binary",
 }  # fmt: skip
-_EXTENSIONS = {"arrow.uuid": "uuid", "arrow.json": "string"}
-"""Arrow's canonical extension types that are taken. JSON is text, as it was written."""
+_EXTENSIONS = {"arrow.uuid": "uuid", "arrow.json": "json"}
+"""Arrow's canonical extension types that are taken."""
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([\w/+:-]+))?\]")
 _DURATION = re.compile(r"duration\[(s|ms|us|ns)\]")
 _DECIMAL = re.compile(r"decimal(?:128|256)?\((\d+), *(\d+)\)")
@@ -47,6 +48,10 @@ _EXAMPLES = (
 NOT_NULL = " not null"
 UUID = "uuid"
 """The type whose values are Python's UUIDs. In Arrow it is what it is stored as, 16 bytes, which say less than it."""
+JSON = "json"
+"""The type whose values are JSON documents. In Arrow it is their canonical text."""
+JSON_FIELD = {b"persist.type": JSON.encode()}
+"""What the fields of such columns say beside their type, so that what enters becomes canonical wherever it does."""
 DEEPEST = 16
 """How deep types may be nested."""
 LONGEST_LIST = 1 << 16
@@ -112,7 +117,18 @@ def format_type(type_: pa.DataType) -> str:
 
 def canonical_type(text: str) -> str:
     """The canonical text of a type's text. Raises InvalidUsage where Persist cannot store it."""
-    return UUID if text == UUID else format_type(parse_type(text))
+    return text if text in _SIMPLE else format_type(parse_type(text))
+
+
+def is_json(field: pa.Field) -> bool:
+    """Whether a field is that of a column of JSON documents."""
+    metadata = field.metadata
+    return metadata is not None and JSON_FIELD.items() <= metadata.items()
+
+
+def said_type(field: pa.Field) -> str:
+    """The type of a field as errors name it."""
+    return JSON if is_json(field) else str(field.type)
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
@@ -175,6 +191,12 @@ def _parse_field(name: str, text: str) -> pa.Field:
             f"{shown(text)} is within another type, and what is within may always be null: leave{NOT_NULL} out",
             problem="unsupported type", type=text,
         )  # fmt: skip
+    if text == JSON:
+        raise InvalidUsage(
+            "json is the type of a column, and not of what is within another type: make all of the column json, or "
+            "what is within it string, which is text as it was written",
+            problem="unsupported type", type=text,
+        )  # fmt: skip
     return pa.field(name, parse_type(text))
 
 
@@ -213,13 +235,19 @@ def _pieces(text: str) -> Iterator[str]:
 
 def _format_nested(type_: pa.DataType) -> str:
     if pa.types.is_struct(type_):
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {format_type(field.type)}' for field in type_)}>"
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {_format_inner(field.type)}' for field in type_)}>"
     if pa.types.is_map(type_):
-        return f"map<{format_type(type_.key_type)}, {format_type(type_.item_type)}>"
+        return f"map<{_format_inner(type_.key_type)}, {_format_inner(type_.item_type)}>"
     if not hasattr(type_, "value_field"):  # a union
         return str(type_)
     length = f"[{type_.list_size}]" if pa.types.is_fixed_size_list(type_) else ""
-    return f"list<{format_type(type_.value_type)}>{length}"
+    return f"list<{_format_inner(type_.value_type)}>{length}"
+
+
+def _format_inner(type_: pa.DataType) -> str:
+    """The text of a type within another, where JSON is text."""
+    text = format_type(type_)
+    return "string" if text == JSON else text
 
 
 def _quoted(name: str) -> str:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
-from persist_lib.schema.types import format_type, is_nested, parse_type
+from persist_lib.schema.json_text import NULL, canonical, text_of
+from persist_lib.schema.types import JSON, format_type, is_nested, parse_type
 
 NOW, NEW_ID, NUMBER = "now()", "uuid()", "identity()"
 FILLS = (NOW, NEW_ID, NUMBER)
@@ -121,6 +122,7 @@ def check_fill(name: str, type_: str, fill: object) -> None:
         wanted, fits = "for timestamps and dates", pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
     elif fill == NEW_ID:
         wanted, fits = "for uuid, fixed_size_binary[16] and string", kind in {pa.binary(16), pa.string()}
+        fits = fits and type_ != JSON
     elif fill == NUMBER:
         wanted, fits = "for int64", pa.types.is_int64(kind)
     else:
@@ -181,12 +183,16 @@ def _is_once_more(first: pa.DataType, narrow: pa.DataType, wide: pa.DataType) ->
 def default_text(name: str, type_: str, value: Any) -> str:
     """A default as text, from which `default_of` makes the same value. Raises InvalidUsage for a value of another type.
 
-    Text is taken for every type, as it is stored.
+    Text is taken for every type, as it is stored: of JSON, the text of a document.
     """
     kind = parse_type(type_)
     try:
         if is_nested(type_):
             raise TypeError("nested columns have no defaults; null is what older rows have")
+        if type_ == JSON:
+            value = canonical(value) if isinstance(value, str) else text_of(value)
+            if value == NULL:
+                raise TypeError("it is null, which rows have anyway that do not say the column")
         if pa.types.is_integer(kind) and not isinstance(value, (int, str)):
             raise TypeError("it is no integer")
         scalar = pa.scalar(value, pa.string() if isinstance(value, str) else kind).cast(kind)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.types as is_
 
 from persist_lib.schema.schema import DIFF_FIELD, TIME_FIELD, Schema
+from persist_lib.schema.types import is_json
 
 NULLS = 0.1
 ODD = 0.2
@@ -72,15 +73,15 @@ class Sampler:
         for field in self.schema.data:
             holds = field.name == self.named
             is_null = not holds and field.nullable and draw.random() < NULLS
-            value = None if is_null else self._value(field.type, draw, number if holds else None)
+            value = None if is_null else self._value(field, draw, number if holds else None)
             row[field.name] = value
         return row
 
-    def _value(self, type_: pa.DataType, draw: random.Random, number: int | None) -> Any:
-        if self.schema.codec == "json":
+    def _value(self, field: pa.Field, draw: random.Random, number: int | None) -> Any:
+        if self.schema.codec == "json" or is_json(field):
             inner = draw.choice([number, f"r{number}", {"a": [number, None]}]) if number is not None else draw.random()
             return json.dumps(inner, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return value_of(type_, draw, number)
+        return value_of(field.type, draw, number)
 
 
 def _has_room(type_: pa.DataType) -> bool:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, SchemaChanged
 from persist_lib.kernel.columns import plain
-from persist_lib.sources.decoding import Decoding
+from persist_lib.schema.types import canonical_type
+from persist_lib.sources.decoding import WHAT_TO_DO, Decoding
 from persist_lib.sources.schema_registry import Written
 
 try:
@@ -64,7 +66,105 @@ def as_json(decoding: Decoding, messages: pa.Table, schemas: Schemas) -> tuple[D
             messages = messages.drop_columns(["problem"])
         messages = messages.append_column("problem", pa.array(whole, pa.string()))
     how: dict[str, Any] = {name: "json" for name in ("decoder", "key") if getattr(decoding, name) == "avro"}
-    return msgspec.structs.replace(decoding, avro=None, registry=None, **how), messages
+    is_text = decoding.json_text or decoding.decoder == "avro"
+    # By now each field has a column, where fields are taken.
+    extra = "refuse" if decoding.takes_fields else decoding.extra
+    how = {**how, "avro": None, "registry": None, "json_text": is_text, "extra": extra}
+    return msgspec.structs.replace(decoding, **how), messages
+
+
+def new_fields(
+    decoding: Decoding, known: Container[str], messages: pa.Table, schemas: Schemas, *, of_change: bool
+) -> dict[str, str]:
+    """The fields of records that are not `known`, each with the type of a column for it: by the first that has it.
+
+    Messages are in their order, so that all who meet a field first give it the same type. `of_change`: a record is a
+    change of Debezium, and its rows are within. Raises SchemaChanged for a field that no column can hold.
+    """
+    found: dict[str, str] = {}
+    for written in _writers(decoding, messages, schemas):
+        for name, kind, why in _fields(written, of_change):
+            if name in known or name in found:
+                continue
+            if why:
+                raise SchemaChanged(
+                    f"messages have the new field {name!r}, and no column takes it: it is {why}. {WHAT_TO_DO}",
+                    where=name,
+                )
+            found[name] = kind
+    return found
+
+
+def _writers(decoding: Decoding, messages: pa.Table, schemas: Schemas) -> Iterator[Written]:
+    """The schemas that values were written with, in the order of the first of each."""
+    if decoding.registry is None:
+        headers = pc.unique(plain(messages.column("header"))).to_pylist() if "header" in messages.column_names else []
+        yield from (Written(text) for text in headers if text is not None)
+        return
+    for head in pc.unique(pc.binary_slice(plain(messages.column("value")), 0, HEAD)).to_pylist():
+        if head is not None and len(head) == HEAD and head[0] == MAGIC:
+            yield schemas[int.from_bytes(head[1:])]
+
+
+@lru_cache(maxsize=1000)
+def _fields(written: Written, of_change: bool) -> tuple[tuple[str, str, str], ...]:
+    """The names of a record's fields, the types of columns for them, and why there is none. No record has no fields."""
+    try:
+        record = parsed(written)
+    except Refused:  # the messages are bad
+        return ()
+    named = record.get("__named_schemas", {}) if isinstance(record, dict) else {}
+    if of_change:  # `after` is null, or the row
+        kinds = [one["type"] for one in _fields_in(record) if one["name"] == "after"]
+        rows = [named.get(one, one) if isinstance(one, str) else one for kind in kinds for one in _each(kind)]
+        record = next(filter(_fields_in, rows), None)
+    found = []
+    for field in _fields_in(record):
+        try:
+            found.append((field["name"], _column_type(field["type"], named), ""))
+        except ValueError as error:
+            found.append((field["name"], "", str(error)))
+    return tuple(found)
+
+
+def _fields_in(record: Any) -> list[Any]:
+    return record["fields"] if isinstance(record, dict) and record.get("type") == "record" else []
+
+
+def _each(kind: Any) -> list[Any]:
+    return kind if isinstance(kind, list) else [kind]
+
+
+def _only(kind: Any, named: Mapping[str, Any]) -> Any:
+    """What a type is beside null, by itself. Raises ValueError for one of several."""
+    rest = [one for one in _each(kind) if one != "null"]
+    if len(rest) != 1:
+        raise ValueError("one of several types" if rest else "always null")
+    return named.get(rest[0], rest[0]) if isinstance(rest[0], str) else rest[0]
+
+
+def _column_type(kind: Any, named: Mapping[str, Any]) -> str:
+    """The column type that has all values of a type, also of those that it may be promoted to. Raises ValueError."""
+    kind = _only(kind, named)
+    plain_, logical = (kind["type"], kind.get("logicalType", "")) if isinstance(kind, dict) else (kind, "")
+    if logical == "decimal" and plain_ in {"bytes", "fixed"}:
+        return canonical_type(f"decimal({kind['precision']}, {kind.get('scale', 0)})")
+    found = _LOGICAL.get((plain_, logical)) or _COLUMNS.get(plain_)
+    if found is None:
+        raise ValueError(f"of the type {plain_}")
+    return found
+
+
+_COLUMNS = {
+    "boolean": "bool", "int": "int64", "long": "int64", "float": "float64", "double": "float64", "string": "string",
+    "enum": "string", "bytes": "binary", "fixed": "binary", "record": "json", "array": "json", "map": "json",
+}  # fmt: skip
+_LOGICAL = {
+    ("int", "date"): "date32", ("int", "time-millis"): "time64[us]", ("long", "time-micros"): "time64[us]",
+    ("long", "timestamp-millis"): "timestamp[ms, UTC]", ("long", "timestamp-micros"): "timestamp[us, UTC]",
+    ("long", "local-timestamp-millis"): "timestamp[ms]", ("long", "local-timestamp-micros"): "timestamp[us]",
+    ("string", "uuid"): "uuid",
+}  # fmt: skip
 
 
 def check(decoding: Decoding) -> None:

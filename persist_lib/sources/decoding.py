@@ -31,7 +31,7 @@ from persist_lib.convert.lines.file_columns import (
     without_nulls,
 )
 from persist_lib.convert.lines.json_lines import JsonLines
-from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.errors import Determinate, InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import Rows, array_of, joined, plain
 from persist_lib.schema.schema import Column, Schema
 from persist_lib.sources.schema_registry import Registry
@@ -43,6 +43,11 @@ DECODERS: Mapping[str, Decoder] = {
 }  # fmt: skip
 """What decodes the messages of a format."""
 NEWLINE = 10
+WHAT_TO_DO = (
+    "Nothing of it was written. Declare a source of the messages under another name, with the columns that it is to "
+    'have and extra="ignore", and drop this one once its history is not needed'
+)
+"""About fields that messages have, and that a source cannot take."""
 
 
 class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -58,9 +63,11 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     becomes of fields without a column, and of columns that a CSV header or a struct does not have; `epochs` names
     columns of moments that are numbers, and their unit. `key` says how the key columns are read from the keys of
     messages, where these have some (Kafka): "json" (an object, or the value of the only column), "text" or "bytes".
+    With `json_text`, a text in a column of type json is that of a document, and not a document that is a text. So it
+    always is in Avro and in changes of Debezium, which have no other JSON.
 
-    With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too; `added` is set by the
-    source then: by which place of the log each was there.
+    With `extra="add"` a table of PostgreSQL gives the source the columns that it gets later, too, and so do the schemas
+    that Avro was written with; `added` is set by the source of a table then: by which place of the log each was there.
     """
 
     decoder: Decoder = "json"
@@ -77,6 +84,7 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     avro: str | None = None
     registry: Registry | None = None
     added: Mapping[str, int] = {}
+    json_text: bool = False
 
     def __post_init__(self) -> None:
         if self.decoder not in get_args(Decoder):
@@ -96,8 +104,12 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         for name, known in (("extra", ("refuse", "ignore", "add")), ("missing", ("refuse", "null"))):
             if getattr(self, name) not in known:
                 raise InvalidUsage(f"{name} must be one of {known}: got {shown(getattr(self, name))}")
-        if self.extra == "add" and not self.reads.is_log:
-            raise InvalidUsage('extra="add" is for a table of PostgreSQL, which says what type a new column has')
+        if self.extra == "add" and not (self.reads.is_log or self.decoder == "avro"):
+            raise InvalidUsage(
+                'extra="add" is for tables of PostgreSQL and for Avro, which say what type a new column has'
+            )
+        if self.extra == "add" and self.avro is not None:
+            raise InvalidUsage('avro says which fields messages are read with, and extra="add" takes all: drop one')
 
     @property
     def multiline(self) -> bool:
@@ -110,6 +122,11 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return "by-key"
 
     @property
+    def takes_fields(self) -> bool:
+        """Whether fields that messages get later become columns of the output."""
+        return self.extra == "add" and self.decoder == "avro"
+
+    @property
     def reads(self) -> Reads:
         """What its decoder does."""
         return READS[self.decoder]
@@ -117,6 +134,15 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     def source(self, column: str) -> str:
         """The name that a column has in the messages."""
         return self.columns.get(column, column)
+
+
+class NewFields(Determinate):
+    """Messages have fields that are to become columns first. Fields: columns (their types, by name)."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        columns: Any = self.fields["columns"]
+        return dict(columns)
 
 
 def decode(decoding: Decoding, schema: Schema, messages: pa.Table) -> Sifted:
@@ -176,7 +202,7 @@ def problems_of(messages: pa.Table) -> dict[int, str]:
 
 
 def _json(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
-    return _lines(JsonLines(decoding, schema), joined(messages.column("value")), kept)
+    return _lines(JsonLines(decoding, schema, is_text=decoding.json_text), joined(messages.column("value")), kept)
 
 
 def _changes(_decoding: Decoding, _schema: Schema, _messages: pa.Table, _kept: Rows) -> Sifted:

@@ -111,12 +111,13 @@ class Envelope:
     """What rows mean, in steps that a pipeline takes. `refused`: fields of a `Meaning` that it cannot have, and why.
 
     `by_key`: the output has one row of each key, so the rows before and the order of messages matter.
-    `brings_key`: a message has its key in it.
+    `brings_key`: a message has its key in it. `of_changes`: the row is within what a message says of it.
     """
 
     refused: ClassVar[Mapping[str, str]]
     by_key: ClassVar[bool] = True
     brings_key: ClassVar[bool] = False
+    of_changes: ClassVar[bool] = False
 
     def check(self, decoding: Decoding) -> None:
         """Raise InvalidUsage for a way to decode that does not go with it."""
@@ -172,7 +173,7 @@ class Debezium(Envelope):
     """Changes as Debezium writes them."""
 
     refused: ClassVar = {"deletes": NO_DELETES, "transform": NO_TRANSFORM}
-    brings_key = True
+    brings_key = of_changes = True
 
     def check(self, decoding: Decoding) -> None:
         if decoding.key is not None:

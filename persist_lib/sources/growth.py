@@ -1,5 +1,7 @@
 """Columns that a source takes though they came after it was made: its output gets them, then what is declared of it.
 
+A table of PostgreSQL has got them, or the schemas that messages of Avro were written with.
+
 The output is evolved first, so older rows read as what the table has in them: null, or the default that the column came
 with. An instance that dies in between leaves an output that has the columns, which the next one finds. One that does
 not know them yet decodes nothing that has them.
@@ -7,6 +9,7 @@ not know them yet decodes nothing that has them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -14,8 +17,9 @@ import msgspec
 from persist_lib.errors import Determinate, InvalidUsage, SchemaChanged, SchemaMismatch
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
+from persist_lib.sources.decoding import WHAT_TO_DO as OF_MESSAGES
 from persist_lib.sources.postgres.columns import WHAT_TO_DO
-from persist_lib.sources.records import SourceRecord, changed
+from persist_lib.sources.records import OUTPUT, SourceRecord, changed
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
@@ -32,12 +36,20 @@ class Added(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Columns that a table has and that are not known yet: they are there by a place of its log; and its rows' file."""
+    """Columns that a table has and that are not known yet: they are there by a place of its log; and its rows' file.
+
+    Of messages: their fields, of the one output. Each message says itself which it has, so there is no place.
+    """
 
     table: str
     columns: tuple[Added, ...]
-    file: int
-    there: int
+    file: int = 0
+    there: int = 0
+
+
+def of_messages(columns: Mapping[str, str]) -> Growth:
+    """What fields of messages add to an output: null in rows that are older."""
+    return Growth(OUTPUT, tuple(Added(name, 0, kind, None) for name, kind in columns.items()))
 
 
 def grow(controller: Controller, declared: Declared, record: SourceRecord, growth: Growth, deadline: Deadline) -> None:
@@ -50,6 +62,9 @@ def grow(controller: Controller, declared: Declared, record: SourceRecord, growt
 
     def grown(whole: SourceRecord) -> SourceRecord:
         now = whole.part(growth.table)
+        if now.decoding.takes_fields:
+            lacking = [one for one in growth.columns if one.name not in now.schema.names]
+            return changed(now, schema=_with(now, now.schema, lacking))
         if now.table is None:
             return whole
         new = [one for one in growth.columns if one.name not in now.table.columns]
@@ -81,7 +96,7 @@ def _evolve(controller: Controller, record: SourceRecord, growth: Growth, deadli
         controller.evolve(name, _with(record, newest, lacking), timeout=deadline.left_s())
     except (InvalidUsage, SchemaMismatch) as error:
         raise Determinate(
-            f"source {record.name!r}: its table has new columns, and the output cannot get them now: {error.message}",
+            f"source {record.name!r}: there are new columns, and the output cannot get them now: {error.message}",
             source=record.name,
         ) from error  # fmt: skip
 
@@ -98,7 +113,8 @@ def _with(record: SourceRecord, schema: Schema, columns: Any) -> Schema:
 
 
 def _cannot(record: SourceRecord, column: Added, why: str) -> SchemaChanged:
+    whose, what_to_do = ("messages", OF_MESSAGES) if record.table is None else ("table", WHAT_TO_DO)
     return SchemaChanged(
-        f"source {record.name!r}: the new column {column.name!r} of its table cannot be taken: {why}. {WHAT_TO_DO}",
+        f"source {record.name!r}: the new column {column.name!r} of its {whose} cannot be taken: {why}. {what_to_do}",
         where=column.name,
     )  # fmt: skip

@@ -300,6 +300,8 @@ def check_loadable(record: SourceRecord) -> None:
 
 def unloadable(record: SourceRecord) -> str:
     """Why tasks cannot load a source side by side; empty if they can."""
+    if record.decoding.takes_fields:
+        return "what fields its messages have is met in their order"
     if record.meaning.transactions is not None:
         return record.reader.unloadable or "transactions wait for one another across its messages"
     return record.reader.unloadable

@@ -22,7 +22,7 @@ from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import array_of, integers, joined, plain
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.sources.decoding import READS, Decoding, imported, problems_of
+from persist_lib.sources.decoding import READS, Decoding, NewFields, imported, problems_of
 from persist_lib.sources.envelopes import WHOLE_ROWS, Lookup, Meaning
 from persist_lib.sources.schema_registry import Written
 from persist_lib.sources.transactions import WAITING, hold_back
@@ -103,6 +103,7 @@ class Pipeline:
         self._transform: Transform | None = None if meaning.transform is None else imported(meaning.transform)
         self.decoded = _decoded(meaning, schema, decoded, is_keyed=decoding.key is not None)
         meaning.rows.check(decoding)
+        _check_taking(decoding, meaning)
         keys = [] if decoding.key is None else self.decoded.key_names
         _check_one_column(decoding.decoder, self.decoded, [name for name in self.decoded.names if name not in keys])
         if decoding.key is not None:
@@ -150,8 +151,13 @@ class Pipeline:
     def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
         if not self.needs_avro:
             return self.decoding, messages
-        from persist_lib.sources.avro import as_json  # noqa: PLC0415 - fastavro is an extra
+        from persist_lib.sources.avro import as_json, new_fields  # noqa: PLC0415 - fastavro is an extra
 
+        if self.decoding.takes_fields:
+            known = {self.decoding.source(name) for name in (*self.decoded.names, *self.schema.key_names)}
+            if new := new_fields(self.decoding, known, messages, schemas, of_change=self.meaning.rows.of_changes):
+                names = ", ".join(map(repr, new))
+                raise NewFields(f"messages have new fields: {names}. They are taken at the next look", columns=new)
         return as_json(self.decoding, messages, schemas)
 
     def updates_of(self, rows: pa.Table, lookup: Lookup) -> pa.Table:
@@ -250,6 +256,19 @@ def _check_encoding(decoding: Decoding) -> None:
         )
     if not decoding.reads.has_encoding and codecs.lookup(decoding.encoding).name != "utf-8":
         raise InvalidUsage(f"encoding is for CSV, and {decoding.decoder} is read as UTF-8: leave it out")
+
+
+def _check_taking(decoding: Decoding, meaning: Meaning) -> None:
+    """Refuse what does not go with fields that become columns."""
+    if not decoding.takes_fields:
+        return
+    if meaning.transform is not None:
+        raise InvalidUsage('extra="add" gives the output all fields, and a transform makes its rows: leave one out')
+    if meaning.keep_raw:
+        raise InvalidUsage(
+            'extra="add" takes fields as they come, and keep_raw keeps messages to decode them by other columns later: '
+            "leave one out"
+        )
 
 
 def _check_one_column(decoder: str, schema: Schema, names: Sequence[str]) -> None:

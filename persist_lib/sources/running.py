@@ -44,7 +44,8 @@ from persist_lib.sources.bindings import (
     tables_of,
     windows,
 )
-from persist_lib.sources.growth import Growth
+from persist_lib.sources.decoding import NewFields
+from persist_lib.sources.growth import Growth, of_messages
 from persist_lib.sources.pipeline import made_of
 from persist_lib.sources.protocol import HOLD, Lag, SourceReader, said, settled
 from persist_lib.sources.records import SourceRecord, mend_number
@@ -65,8 +66,8 @@ PASSING = (LeaseExpired, SinceViolation, UpperMismatch, Determinate, Indetermina
 """What the next step may not meet: an instance drops what it has in memory, and starts again."""
 
 
-Grows = Callable[[SourceRecord, Growth, Deadline], SourceRecord]
-"""Lets a source take columns, and answers its record with them."""
+Grows = Callable[[SourceRecord, Growth | None, Deadline], SourceRecord]
+"""Lets a source take columns, if there are some, and answers its record with all that it has taken by now."""
 
 
 class Behind(msgspec.Struct, frozen=True):
@@ -147,7 +148,11 @@ class Ingestion:
             self._grow(self._client.runtime.deadline(timeout_s))
             if mints:
                 self._mint(self._client.runtime.deadline(timeout_s))
-            return self._catch_up(timeout_s)
+            while True:
+                try:
+                    return self._catch_up(timeout_s)
+                except NewFields as found:
+                    self._take(found, self._client.runtime.deadline(timeout_s))
         except Gone as error:
             is_late = self._is_late()
             self._drop()
@@ -195,6 +200,23 @@ class Ingestion:
                 return
             self.adopt(self._grows(self.record, growth, deadline))
 
+    def _take(self, found: NewFields, deadline: Deadline) -> None:
+        """Take fields that messages have. Raises what was found where another instance has to."""
+        if self._grows is None:
+            raise found
+        self.adopt(self._grows(self.record, of_messages(found.columns), deadline))
+
+    def _know(self, deadline: Deadline) -> None:
+        """Learn which fields other instances have taken: call it after looking at how far they are.
+
+        What another one wrote with a field is before that, and the field was taken before it was written. So no row is
+        looked up here without what it has in such a field: its retraction would be of another row.
+        """
+        if self._grows is not None and self.record.decoding.takes_fields:
+            record = self._grows(self.record, None, deadline)
+            if record.epoch == self.record.epoch and record.schema != self.record.schema:
+                self.adopt(record)
+
     def _mint(self, deadline: Deadline) -> None:
         reader = self._opened()
         self._clock.mint(lambda bound: reader.high_watermarks(bound, self.step_bytes), deadline, TICK_MS)
@@ -220,6 +242,7 @@ class Ingestion:
 
     def _catch_up(self, timeout_s: float) -> Progress:
         uppers = {role: target.fetch_upper() for role, target in self._writing().items()}
+        self._know(self._client.runtime.deadline(timeout_s))
         self._late = {role for role in self.record.joined if not uppers[role]}
         time = self.record.least(uppers)
         self._at = time

@@ -294,8 +294,9 @@ class Sources:
             raise NotFound(f"the source {name!r} is being dropped. Drop or reset it again to finish that", source=name)
         return record
 
-    def _grown(self, record: SourceRecord, growth: Growth, deadline: Deadline) -> SourceRecord:
-        grow(self.controller, self.declared, record, growth, deadline)
+    def _grown(self, record: SourceRecord, growth: Growth | None, deadline: Deadline) -> SourceRecord:
+        if growth is not None:
+            grow(self.controller, self.declared, record, growth, deadline)
         return self.declared.find(record.name)
 
     def _learned(self, record: SourceRecord) -> SourceRecord:

@@ -39,7 +39,7 @@ from persist_lib.relation.stage import Staged, Ticket
 from persist_lib.relation.statements import Done
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.schema.types import parse_type
+from persist_lib.schema.types import parse_type, said_type
 from persist_lib.shard.commit import Machine
 from persist_lib.spark.options import Options, client_of
 from persist_lib.spark.timeline_rows import RowsTicket, RowsWriter, StagedRows, check_minted
@@ -321,7 +321,7 @@ def _check_columns(table: str, schema: Schema, frame: StructType) -> None:
             cast_column(pa.chunked_array([], given), target)
         except InvalidUsage as error:
             raise SchemaMismatch(
-                f"column {shown(field.name)} of table {table} is {target.type}, and takes no "
+                f"column {shown(field.name)} of table {table} is {said_type(target)}, and takes no "
                 f"{field.dataType.simpleString()} of Spark's. Nothing was written. Cast it first",
                 column=field.name,
             ) from error  # fmt: skip

@@ -15,7 +15,6 @@ from persist_lib import settings
 from persist_lib.catalog.records import parse_collection_name
 from persist_lib.cli import input_files, query
 from persist_lib.cli import shared_options as opt
-from persist_lib.convert.codecs import canonical_json, parse_json
 from persist_lib.core.cost import parse_prices
 from persist_lib.core.plan import written
 from persist_lib.core.rules import parse_rules
@@ -28,6 +27,7 @@ from persist_lib.location.objects import target as objects
 from persist_lib.location.open import scheme_of, url_of
 from persist_lib.location.postgres import consensus as postgres
 from persist_lib.location.rpc import consensus as rpc
+from persist_lib.schema.json_text import parsed, text_of
 from persist_lib.schema.schema import Schema
 from persist_lib.schema.types import format_type, parse_type
 from persist_lib.server.access import Access
@@ -77,8 +77,8 @@ def _offset(given: str) -> Any:
 
 
 def _canonical(given: str) -> str:
-    found = canonical_json(parse_json(given))
-    assert canonical_json(parse_json(found)) == found
+    found = text_of(parsed(given))
+    assert text_of(parsed(found)) == found
     return found
 
 

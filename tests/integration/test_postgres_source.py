@@ -210,6 +210,24 @@ def test_what_no_type_holds_is_an_error_and_a_column_of_text_holds_it(shop: Shop
     assert found[0]["lsn"] == found[1]["lsn"] > 0
 
 
+def test_json_is_a_document_where_it_is_declared(shop: Shop) -> None:
+    shop.run(
+        "CREATE TABLE t (id int PRIMARY KEY, j json, jb jsonb, word text)",
+        """INSERT INTO t VALUES (1, '{"b": 1, "a": [1.50, 2e0]}', '{"b": 1, "a": [1.50, 2e0]}', '"w"'),
+           (2, 'null', 'null', null), (3, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}', null)""",
+    )
+    shop.create(schema=persist.Schema({"id": "int64 not null"}, {"j": "json", "jb": "json", "word": "json"}))
+    shop.catch_up()
+    shop.run("UPDATE t SET word = '[]' WHERE id = 1", "INSERT INTO t VALUES (4, '[1]', '[1]', 'no JSON')")
+    shop.catch_up()
+    assert [tuple(row.values())[:4] for row in shop.contents()] == [
+        (1, {"a": [1.5, 2.0], "b": 1}, {"a": [1.5, 2], "b": 1}, []),
+        (2, None, None, None),
+    ], "jsonb has numbers without an exponent"
+    reasons = sorted(row["reason"] for row in shop.contents("s/errors"))
+    assert [reason.split(":")[0] for reason in reasons] == ["column j", "column word"]
+
+
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_large_values_that_did_not_change_are_kept(shop: Shop, identity: str) -> None:
     shop.run(

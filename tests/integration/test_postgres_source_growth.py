@@ -213,6 +213,6 @@ def test_what_does_not_fit_is_refused(shop: Shop) -> None:
             schema=Schema({"id": "int32 not null"}), decoded=Schema({"id": "int32 not null"}), decoding=ADDS,
             meaning=Meaning(envelope="changes", transform="tests.integration.test_postgres_source_growth:made"),
         )  # fmt: skip
-    with pytest.raises(InvalidUsage, match="is for a table of PostgreSQL"):
+    with pytest.raises(InvalidUsage, match="is for tables of PostgreSQL and for Avro"):
         Decoding(extra="add")
     assert shop.sources.list() == []

@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from persist_lib.convert.json_columns import REFUSED, canonical_texts
 from persist_lib.convert.lines import file_columns
 from persist_lib.convert.lines.file_columns import Flags, Reading, Refused
 from persist_lib.convert.lines.line_blocks import record_ends
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.types import is_json
 
 BOM = b"\xef\xbb\xbf"
 
@@ -95,7 +97,7 @@ class CsvLines:
                 pa.BufferReader(data), self._reading(data), self._parsing(), options,
             )  # fmt: skip
             return file_columns.fitted(table, self._settings, self._schema, self._lacks, _read)
-        except (pa.ArrowException, ValueError) as error:
+        except (pa.ArrowException, *REFUSED) as error:
             raise file_columns.said(error, self._names) from error
 
     def _lacks(self, name: str, column: pa.ChunkedArray) -> Flags:
@@ -156,7 +158,7 @@ class CsvLines:
 
 
 def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    return file_columns.from_csv(column, field.type)
+    return canonical_texts(column) if is_json(field) else file_columns.from_csv(column, field.type)
 
 
 def _is_odd(line: bytes) -> bool:

@@ -121,7 +121,7 @@ class ChangeLines:
 
     def __init__(self, settings: Reading, schema: Schema) -> None:
         self._by_key = settings.changes == "by-key"
-        self._rows = JsonLines(settings, schema)
+        self._rows = JsonLines(settings, schema, is_text=True)  # as Debezium has columns of JSON
         self._schema = schema
         self._keys = JsonLines(settings, Schema(key=schema.key), extra="ignore")
 

@@ -17,6 +17,7 @@ from persist_lib.convert.lines import file_columns, nested_json
 from persist_lib.convert.lines.file_columns import Flags, Reading, Refused
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import Schema
+from persist_lib.schema.types import is_json
 
 _is = pa.types
 _raws = msgspec.json.Decoder(msgspec.Raw)
@@ -24,15 +25,24 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class JsonLines:
-    """Parses lines that are JSON objects with the columns as names. A field that is not there has its default."""
+    """Parses lines that are JSON objects with the columns as names. A field that is not there has its default.
 
-    def __init__(self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None) -> None:
+    `is_text`: in a column of documents, a text is that of a document.
+    """
+
+    def __init__(
+        self, settings: Reading, schema: Schema, *, extra: Literal["refuse", "ignore"] | None = None,
+        is_text: bool = False,
+    ) -> None:  # fmt: skip
         self._settings, self._schema, self._extra = settings, schema, extra or settings.extra
-        self._nested = {settings.source(field.name): field for field in schema.data if _is.is_nested(field.type)}
+        self._is_text = is_text
+        self._nested = {settings.source(field.name): field for field in schema.data if nested_json.is_apart(field)}
         floats = {settings.source(field.name): field for field in schema.data if _is.is_floating(field.type)}
         self._odd = {**self._nested, **floats} if floats else {}
         self._asked = {
-            settings.source(field.name): self._read_as(field) for field in schema.data if not _is.is_nested(field.type)
+            settings.source(field.name): self._read_as(field)
+            for field in schema.data
+            if not nested_json.is_apart(field)
         }
         self._parsing, self._parsing_odd = self._without(self._nested), self._without(self._odd)
         self._known = {settings.source(name) for name in schema.names}
@@ -63,7 +73,8 @@ class JsonLines:
             reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(rest) + 1, 1024))
             table = pyarrow.json.read_json(pa.BufferReader(rest), reading, parsing)
             for name, raws in nested.items():
-                table = table.append_column(name, nested_json.column_of(raws, apart[name]))
+                column = nested_json.column_of(raws, apart[name], is_text=self._is_text)
+                table = table.append_column(name, column)
             return file_columns.fitted(table, self._settings, self._schema, partial(_lacks, data), _read)
         except (pa.ArrowException, msgspec.ValidationError, InvalidUsage, ValueError, OverflowError) as error:
             if self._extra == "refuse" and (extra := self._unknown(data)):
@@ -83,7 +94,10 @@ class JsonLines:
     def suspect(self, lines: Sequence[bytes]) -> set[int]:
         """Lines that are no objects, or whose values are of another kind than the column's."""
         found = set()
-        kinds = {self._settings.source(field.name): _first_bytes(self._read_as(field)) for field in self._schema.data}
+        kinds = {
+            self._settings.source(field.name): _ANY if is_json(field) else _first_bytes(self._read_as(field))
+            for field in self._schema.data
+        }
         ignores = self._extra == "ignore"
         for index, line in enumerate(lines):
             try:
@@ -176,6 +190,9 @@ def _as_text(type_: pa.DataType) -> bool:
     """Whether JSON holds values of this type as text that Arrow does not read exactly (it would drop a zone)."""
     temporal = _is.is_date(type_) or _is.is_time(type_) or _is.is_timestamp(type_)
     return bool(temporal or _is.is_binary(type_) or _is.is_fixed_size_binary(type_))
+
+
+_ANY = tuple(bytes([byte]) for byte in b'{["-0123456789tfn')
 
 
 def _first_bytes(type_: pa.DataType) -> Any:

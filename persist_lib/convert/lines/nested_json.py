@@ -3,6 +3,7 @@
 Arrow reads neither maps nor lists of a fixed length from JSON, and drops zones of times within. So nested fields are
 taken out of the lines, decoded by msgspec with the types that the column says, and made a column as Python values are.
 So are floats where one is not finite, for which JSON has no number: "NaN", "Infinity" and "-Infinity" are their text.
+And so are documents, which are any JSON at all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.convert.casts import UUID_BYTES, fixed_of_json
+from persist_lib.convert.json_columns import canonical_column
 from persist_lib.convert.rows import build_column
+from persist_lib.schema.types import is_json
 
 _is = pa.types
 _objects, _encoder = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Encoder()
@@ -37,11 +40,19 @@ def without(data: bytes, names: Collection[str]) -> tuple[bytes, dict[str, list[
     return _encoder.encode_lines(rows), taken
 
 
-def column_of(raws: Raws, field: pa.Field, first_row: int = 0) -> pa.Array:
-    """JSON values, one a row, as a column.
+def is_apart(field: pa.Field) -> bool:
+    """Whether what a column holds is taken out of the lines."""
+    return bool(_is.is_nested(field.type) or is_json(field))
+
+
+def column_of(raws: Raws, field: pa.Field, first_row: int = 0, *, is_text: bool = False) -> pa.Array:
+    """JSON values, one a row, as a column. `is_text`: of documents, a text is that of a document.
 
     Raises msgspec's errors for what is no JSON of the type, and InvalidUsage for a value that it cannot hold.
     """
+    if is_json(field):
+        documents = pa.array([_text_of(raw, is_text=is_text) for raw in raws], pa.string())
+        return canonical_column(pa.chunked_array([documents]), field.name, first_row).chunk(0)
     texts = [b"null" if raw is None else raw.encode() if isinstance(raw, str) else bytes(raw) for raw in raws]
     try:
         data = b"[" + b",".join(texts) + b"]"
@@ -53,6 +64,12 @@ def column_of(raws: Raws, field: pa.Field, first_row: int = 0) -> pa.Array:
         raise msgspec.ValidationError(f"column {field.name!r}: a value is no single JSON value")
     values = msgspec.to_builtins(found, builtin_types=_KEPT, enc_hook=lambda value: value.held)
     return build_column(values, field, first_row)
+
+
+def _text_of(raw: bytes | str | msgspec.Raw | None, *, is_text: bool) -> str | None:
+    """A document as it was written."""
+    text = raw if raw is None or isinstance(raw, str) else bytes(raw).decode()
+    return msgspec.json.decode(text, type=str) if is_text and text is not None and text[:1] == '"' else text
 
 
 def has_odd_floats(data: bytes) -> bool:

@@ -36,7 +36,7 @@ class Files(
 
     title = "files"
     schemes = (*CLOUDS, "file")
-    takes = DECODED | {"format"}
+    takes = DECODED | {"format", "add-columns"}
     hint = "of files, give --format"
 
     place: str

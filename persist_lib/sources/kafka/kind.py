@@ -49,7 +49,7 @@ class Kafka(
 
     title = "Kafka"
     schemes = ("kafka",)
-    takes = DECODED | {"format"}
+    takes = DECODED | {"format", "add-columns"}
     hint = "of topics, give --format; or, in a file, the columns of each"
     unloadable = "kafka is read in order"
 
@@ -140,6 +140,11 @@ class Kafka(
             )
         if given.meaning.transform is not None:
             raise InvalidUsage("transform makes rows of one output, and each of these topics has its own: leave it out")
+        if given.decoding.takes_fields:
+            raise InvalidUsage(
+                'extra="add" gives one output the fields that come, and each of these topics has its own: leave it '
+                "out, or give the topic whose fields are added a source of its own"
+            )
 
     def check(self, _given: Declaration) -> None:
         with closing(self.open()) as opened:

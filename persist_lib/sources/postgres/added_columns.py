@@ -79,7 +79,7 @@ def _fetch(connection: psycopg.Connection[Any], oids: list[int]) -> list[Any]:
 
 def _added(row: Any) -> Added:
     wanted = arrow_type(row.type, row.modifier)
-    values, bad = typed(row.name, pa.array([row.missing], pa.large_binary()), wanted)
+    values, bad = typed(pa.field(row.name, wanted), pa.array([row.missing], pa.large_binary()))
     if bad:
         raise changed(row.there, f"older rows have a default that cannot be kept: {bad[0]}")
     return Added(row.name, row.number, format_type(wanted), values[0].as_py())

@@ -178,7 +178,7 @@ def _typed(
         mine, before = (nothing, nothing) if place is None else (texts.new[place], texts.old[place])
         missing = none if place is None else texts.unchanged[place]
         known = missing & (texts.has_old if is_old else texts.is_whole)
-        column, wrong = typed(field.name, choose(known, before, mine), field.type)
+        column, wrong = typed(field, choose(known, before, mine))
         if place is None and field.name in defaults:  # older than the column
             column = pc.if_else(mask_of(texts.has_new), defaults[field.name], column)
         unchanged[field.name] = missing & ~known
@@ -188,7 +188,7 @@ def _typed(
             unsent = np.flatnonzero(unchanged[field.name]).tolist()
             wrong |= dict.fromkeys(unsent, f"column {field.name}: no key was sent")
         if is_old:
-            was, wrong_old = typed(field.name, before, field.type)
+            was, wrong_old = typed(field, before)
             if place is None and field.name in defaults:
                 was = pc.if_else(mask_of(texts.has_old), defaults[field.name], was)
             bad_key |= flags_of(count, wrong)

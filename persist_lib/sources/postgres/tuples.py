@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from persist_lib.convert.casts import uuid_bytes
+from persist_lib.convert.json_columns import REFUSED, canonical_texts
 from persist_lib.errors import Corrupt
 from persist_lib.kernel.columns import Flags, mask_of
-from persist_lib.schema.types import format_type
+from persist_lib.schema.types import JSON, format_type, is_json
 
 Rows = npt.NDArray[np.int64]
 INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
@@ -195,32 +196,33 @@ def choose(flags: Flags, yes: pa.Array, no: pa.Array) -> pa.Array:
     return pc.if_else(mask_of(flags), yes, no) if flags.any() else no
 
 
-def typed(name: str, texts: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """The values of a column, and of those that `wanted` cannot hold, which are null then, why."""
+def typed(field: pa.Field, texts: pa.Array) -> tuple[pa.Array, dict[int, str]]:
+    """The values of a column, and of those that it cannot hold, which are null then, why."""
     try:
-        return _cast(texts, wanted), {}
-    except (pa.ArrowException, ValueError):
+        return _cast(texts, field), {}
+    except (pa.ArrowException, *REFUSED):
         pass
     distinct = texts.dictionary_encode()
-    wrong = _wrong(distinct.dictionary, wanted)
+    wrong = _wrong(distinct.dictionary, field)
     is_wrong = np.isin(np.asarray(distinct.indices.fill_null(-1)), wrong)
     kept = pc.if_else(pa.array(is_wrong), pa.nulls(len(texts), texts.type), texts)
     bad: dict[int, str] = {}
     for index in np.flatnonzero(is_wrong).tolist():
         value = texts[index].as_py()[:100].decode(errors="replace")
-        bad[index] = f"column {name}: {value!r} is no {format_type(wanted)}; a column declared as string would hold it"
-    return _cast(kept, wanted), bad
+        wanted = JSON if is_json(field) else format_type(field.type)
+        bad[index] = f"column {field.name}: {value!r} is no {wanted}; a column declared as string would hold it"
+    return _cast(kept, field), bad
 
 
-def _wrong(distinct: pa.Array, wanted: pa.DataType) -> list[int]:
+def _wrong(distinct: pa.Array, field: pa.Field) -> list[int]:
     """The places of values that cannot be cast, by halves."""
     found: list[int] = []
     waiting = [(0, len(distinct))]
     while waiting:
         start, end = waiting.pop()
         try:
-            _cast(distinct.slice(start, end - start), wanted)
-        except (pa.ArrowException, ValueError):
+            _cast(distinct.slice(start, end - start), field)
+        except (pa.ArrowException, *REFUSED):
             middle = (start + end) // 2
             if end - start == 1:
                 found.append(start)
@@ -229,7 +231,8 @@ def _wrong(distinct: pa.Array, wanted: pa.DataType) -> list[int]:
     return found
 
 
-def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
+    wanted = field.type
     if pa.types.is_binary(wanted):  # \x and hexadecimal digits
         return pa.array([None if one is None else bytes.fromhex(one[2:].decode()) for one in texts.to_pylist()], wanted)
     strings = texts.cast(pa.large_string())
@@ -237,6 +240,8 @@ def _cast(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
         return pa.array([None if one is None else uuid_bytes(one) for one in strings.to_pylist()], wanted)
     if pa.types.is_boolean(wanted):
         return pc.equal(strings, pa.scalar("t", pa.large_string()))
+    if is_json(field):
+        return canonical_texts(pa.chunked_array([strings.cast(wanted)])).chunk(0)
     return strings.cast(pa.string()).cast(wanted)
 
 

@@ -37,6 +37,7 @@ PLAIN: dict[str, tuple[str, list[Any]]] = {
     "fine": ("timestamp[ns]", [FINE, FINE.replace(year=1700)]),
     "length": ("duration[ms]", [dt.timedelta(0), dt.timedelta(days=-1, milliseconds=5)]),
     "cents": ("decimal128(12, 2)", [Decimal("0.00"), Decimal("-9999999999.99")]),
+    "document": ("json", [{"b": [1, 1.0, -0.0], "a": {"é": None}}, "text", "", 5, 1e300, 10**40, [], True]),
     "wide": ("decimal256(50, 3)", [Decimal("12345678901234567890123456789012345678901234567.125")]),
 }
 FIELDS = {name: PLAIN[name][1][0] for name in ("double", "id", "fine", "length", "clock", "cents", "day", "instant")}

@@ -269,6 +269,8 @@ STORED_12 = msgspec.structs.replace(
     ),
 )
 """A shard whose parts say bounds of their values, and whose key counts up."""
+DOCUMENTS = FILLED.add({"doc": "json default '{}'"}).whole
+ROW_JSON = msgspec.structs.replace(ROW_12, diff=msgspec.structs.replace(ROW_12.diff, schemas=(DOCUMENTS,)))
 ROWS = {
     1: ROW, 2: ROW_2, 3: ROW_3, 4: ROW_4, 5: ROW_5, 6: ROW_6, 7: ROW_7, 8: ROW_8, 9: ROW_9, 10: ROW_10, 11: ROW_11,
     12: ROW_12,
@@ -361,6 +363,14 @@ def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field
     assert decode_state(rollup, "golden") == STORED_CLOCK
     assert encode_state(STORED_CLOCK) == rollup
     assert len(rollup) == len(golden("rollup", 3)) + len(b"\xa2us")
+
+
+def test_a_column_of_documents_still_decodes_to_what_was_written():
+    row = golden("row_json", 12)
+    assert decode_row(row, "golden") == ROW_JSON
+    assert encode_row(ROW_JSON, 12) == row
+    with pytest.raises(InvariantViolated, match="only format 12"):
+        encode_row(ROW_JSON, 11)
 
 
 def test_producers_and_parts_at_a_time_still_decode_to_what_was_written():
@@ -801,6 +811,7 @@ if __name__ == "__main__":
     files["rollup_producers_v3.bin"] = encode_state(STORED_PRODUCERS)
     files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
     files |= {"row_pending_v3.bin": encode_row(ROW_PENDING), "rollup_pending_v3.bin": encode_state(STORED_PENDING)}
+    files["row_json_v12.bin"] = encode_row(ROW_JSON, 12)
     files["row_group_v4.bin"] = encode_row(ROW_GROUP)
     for name, data in files.items():
         if not (GOLDEN / name).exists():  # what was written once is read for ever

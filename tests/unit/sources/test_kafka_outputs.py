@@ -174,6 +174,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_made(shop: Sho
         ({"meaning": marks}, (), "transactions.topic is 'marks', and the source reads"),
         ({"meaning": marks, "tables": {**shop.tables, "marks": ORDERS}}, ("marks",), "topic of transactions, which"),
         ({"meaning": Meaning(transform="os.path:join")}, (), "transform makes rows of one output"),
+        ({"decoding": Decoding(decoder="avro", extra="add")}, (), "gives one output the fields that come"),
         ({"meaning": filled, "tables": {orders: wide, people: PEOPLE}}, (), f"tables: {people}: include"),
         ({"decoding": Decoding(key="text")}, (), f"tables: {orders}: .*fills"),
         ({"tables": {orders: ORDERS, people: persist.Schema(key={"id": "int64"}, times="us")}}, (), "in milliseconds"),

@@ -355,7 +355,7 @@ def test_values_are_typed_and_those_that_no_type_has_are_named(
     wanted: pa.DataType, good: list[str | None], bad: list[str | bytes]
 ) -> None:
     texts = [one.encode() if isinstance(one, str) else one for one in (*good, *bad, *good)]
-    column, wrong = typed("c", pa.array(texts, pa.large_binary()), wanted)
+    column, wrong = typed(pa.field("c", wanted), pa.array(texts, pa.large_binary()))
     assert column.type == wanted
     assert sorted(wrong) == list(range(len(good), len(good) + len(bad)))
     assert column.null_count == len(bad) + 2 * good.count(None)

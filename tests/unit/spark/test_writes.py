@@ -364,6 +364,7 @@ EXACT = persist.Schema(
         "i": "float32", "j": "float64", "k": "string", "l": "binary", "m": "fixed_size_binary[3]", "n": "date32",
         "o": "time64[us]", "p": "timestamp[us, UTC]", "q": "timestamp[us]", "r": "duration[us]",
         "s": "decimal128(10, 2)", "t": "timestamp[ms]", "u": "timestamp[ns, Europe/Berlin]", "v": "duration[s]",
+        "w": "json",
     },
 )  # fmt: skip
 MOMENT = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
@@ -372,7 +373,7 @@ VALUES = {
     "h": decimal.Decimal(2**64 - 1), "i": 1.5, "j": float("inf"), "k": "\0x", "l": b"\0\1", "m": b"abc",
     "n": dt.date(1, 1, 1), "o": dt.time(23, 59, 59, 999999), "p": MOMENT, "q": MOMENT.replace(tzinfo=None),
     "r": dt.timedelta(microseconds=-1), "s": decimal.Decimal("-12345678.90"), "t": MOMENT.replace(tzinfo=None),
-    "u": MOMENT, "v": dt.timedelta(seconds=5),
+    "u": MOMENT, "v": dt.timedelta(seconds=5), "w": '{"b": 1, "a":1.50}',
 }  # fmt: skip
 
 
@@ -384,12 +385,14 @@ def test_all_types_arrive_exactly(driver: Driver, client: persist.Client) -> Non
     driver.batch([[VALUES, nulls]], frame)
     with client.open_reader("s") as read:
         first, second = read.snapshot(diff=True).to_arrow().to_pylist()
-    assert {**first, "_diff": 1} == {**VALUES, "h": 2**64 - 1, "_diff": 1}
+    assert {**first, "_diff": 1} == {**VALUES, "h": 2**64 - 1, "w": '{"a":1.5,"b":1}', "_diff": 1}
     assert second == {**nulls, "_diff": 1}
     with pytest.raises(persist.InvalidUsage, match="'m'"):
         driver.batch([[{**VALUES, "m": b"four"}]], frame)
     with pytest.raises(persist.InvalidUsage, match="'e'"):
         driver.batch([[{**VALUES, "e": 256}]], frame)
+    with pytest.raises(persist.InvalidUsage, match="'w' holds JSON"):
+        driver.batch([[{**VALUES, "w": "no JSON"}]], frame)
     with pytest.raises(persist.InvalidUsage, match="'v'"):
         driver.batch([[{**VALUES, "v": dt.timedelta(microseconds=5)}]], frame)
 
