@@ -55,34 +55,45 @@ def merge_to_parts(
 def parts_of(
     windows: Iterable[pa.Table], schema: Schema, schema_id: int, part_bytes: int, parallel: Describing = map
 ) -> Iterator[EncodedPart]:
-    """One run of parts of about `part_bytes` from tables that follow one another in order and are consolidated."""
-    encoder = PartEncoder(schema, schema_id)
+    """One run of parts of about `part_bytes` from tables that follow one another in order and are consolidated.
+
+    A part ends where one more row group like those in it would not fit: a few bytes of one more chunk are a GET more.
+    """
+    encoder, groups = PartEncoder(schema, schema_id), 0
     for table in gathered(windows, part_bytes):
         for group in groups_of(table):
             encoder.write(group, parallel)
-            if encoder.size >= part_bytes:
+            groups += 1
+            if encoder.size * (groups + 1) > part_bytes * groups:
                 yield encoder.finish()
-                encoder = PartEncoder(schema, schema_id)
+                encoder, groups = PartEncoder(schema, schema_id), 0
     if encoder.rows:
         yield encoder.finish()
 
 
 def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
-    """The same rows in tables of at least most of a row group, or of a part, however small the windows are.
+    """The same rows in tables of most of a row group, or of a part, however large the windows are.
 
     A row group a window would put every column of wide rows into every chunk of a part, so that leaving columns out
     saved nothing.
     """
-    enough = min(GROUP_BYTES * 3 // 4, part_bytes)
+    most = min(GROUP_BYTES, part_bytes * 15 // 16)  # a part is somewhat larger than its rows, where these do not shrink
     held: list[pa.Table] = []
     for window in windows:
         held.append(window)
         del window  # what is given away is not kept
-        rows, size = sum(table.num_rows for table in held), sum(table.nbytes for table in held)
-        if rows >= GROUP_ROWS or size >= enough:
-            yield _taken(held)
+        while held and ((size := sum(one.nbytes for one in held)) >= most * 3 // 4 or _rows(held) >= GROUP_ROWS):
+            table = _taken(held)
+            if size > most and (fits := table.num_rows * most // size):
+                held.append(table.slice(fits))
+                table = table.slice(0, fits)
+            yield table
     if held:
         yield _taken(held)
+
+
+def _rows(tables: Iterable[pa.Table]) -> int:
+    return sum(table.num_rows for table in tables)
 
 
 def _taken(held: list[pa.Table]) -> pa.Table:

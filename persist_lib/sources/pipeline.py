@@ -56,14 +56,15 @@ def no_state(_keys: pa.Table | None) -> pa.Table:
 
 
 class Ready(NamedTuple):
-    """Messages that wait for nothing: as errors name them, and as they are `read`, by `decoding` (Avro is JSON then).
+    """Messages that wait for nothing: as errors name them, and as they are `read`. Avro is JSON then, by `decoding`;
+    other messages are decoded as each output is declared.
 
     And consolidated updates of the raw messages, and of what waits for the rest of its transaction.
     """
 
     messages: pa.Table
     read: pa.Table
-    decoding: Decoding
+    decoding: Decoding | None
     raw: pa.Table
     waiting: pa.Table
 
@@ -123,7 +124,7 @@ class Pipeline:
         ids: all that the messages name. `waiting` is what waits as of just before the first time.
         """
         if not messages.num_rows:
-            return Ready(messages, messages, self.decoding, RAW.updates.empty_table(), WAITING.updates.empty_table())
+            return Ready(messages, messages, None, RAW.updates.empty_table(), WAITING.updates.empty_table())
         raw = raw_of(messages) if self.meaning.keep_raw else RAW.updates.empty_table()
         decoding, read = self._as_json(messages, schemas)
         held = WAITING.updates.empty_table()
@@ -143,14 +144,16 @@ class Pipeline:
     def rows_of(self, ready: Ready, lookup: Lookup = no_state) -> tuple[Made, Lookup]:
         """The half of `apply` that needs no state of the output, but for the envelope `changes`; and the state."""
         messages = ready.messages
-        found, lookup = self._rows.decode(ready.decoding, self.decoded, self.schema, ready.read, lookup)
+        found, lookup = self._rows.decode(
+            ready.decoding or self.decoding, self.decoded, self.schema, ready.read, lookup
+        )
         rows = self._with_places(found, messages)
         rows = self._transformed(rows, has_diffs=DIFF in messages.column_names)
         return Made(rows, _errors_of(messages, found.bad), ready.raw, ready.waiting), lookup
 
-    def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding, pa.Table]:
+    def _as_json(self, messages: pa.Table, schemas: Mapping[int, Written]) -> tuple[Decoding | None, pa.Table]:
         if not self.needs_avro:
-            return self.decoding, messages
+            return None, messages
         from persist_lib.sources.avro import as_json, new_fields  # noqa: PLC0415 - fastavro is an extra
 
         if self.decoding.takes_fields:

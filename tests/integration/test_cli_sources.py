@@ -205,7 +205,10 @@ def test_a_table_of_postgresql_at_a_shell(sh: Fed):
             "--key and --value are for one table",
         ),
         (("--from", "in", "--table", "t"), "--format"),
-        (("--from", "in", "--format", "csv", "--add-columns"), "--add-columns is for a table of PostgreSQL"),
+        (
+            ("--from", "in", "--format", "csv", "--key", "id:int64", "--add-columns"),
+            "tables of PostgreSQL and for Avro",
+        ),
         (
             ("--from", "postgresql://h/db", "--table", "t", "--add-columns", "--ignore-extra"),
             "leaves out what --add-columns takes",

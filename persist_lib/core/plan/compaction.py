@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -455,7 +456,8 @@ def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
 def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Request:
     objects = [part for batch in inputs for part in batch.parts if part.inline is None]
     size = sum(part.size for part in objects)
-    part_bytes = _part_bytes(state.format, policy, sum(one.size for one in inputs))
+    is_cut = _is_cut(state, inputs, policy)
+    part_bytes = _part_bytes(state.format, policy, sum(one.size for one in inputs), is_cut=is_cut)
     puts = -(-sum(batch.size for batch in inputs) // part_bytes) if any(b.count for b in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
@@ -466,10 +468,19 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
 
 
-def _part_bytes(format_: int, policy: Policy, size: int) -> int:
+def _part_bytes(format_: int, policy: Policy, size: int, *, is_cut: bool = True) -> int:
     """About the size of the parts of an output. Small ones where they may be kept: what is not touched stays."""
     most = policy.part_bytes or DEFAULTS.part_bytes
-    return min(most, max(CHUNK_BYTES, size // PARTS)) if format_ >= PART_SUMS else most
+    return min(most, max(CHUNK_BYTES, size // PARTS)) if format_ >= PART_SUMS and is_cut else most
+
+
+def _is_cut(state: State, inputs: tuple[Batch, ...], policy: Policy) -> bool:
+    """Whether the contents are in small parts, or the heaviest batch is, as it were contents: there are updates.
+
+    What is only appended is in large parts, of which columns are read without the others.
+    """
+    most, heaviest = policy.part_bytes or DEFAULTS.part_bytes, max(inputs, key=attrgetter("size"))
+    return state.contents is not None or len(heaviest.parts) > 2 * (1 + heaviest.size // most)
 
 
 def _schema_of(inputs: tuple[Batch, ...]) -> int:

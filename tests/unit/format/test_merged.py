@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
+from persist_lib.core.trace import CHUNK_BYTES, GROUP_BYTES, GROUP_ROWS
 from persist_lib.format.parts import gathered, parts_of
 from persist_lib.schema.schema import Schema
 
@@ -70,3 +70,16 @@ def test_dictionaries_that_differ_are_gathered_as_one():
 
 def test_small_parts_do_not_wait_for_a_row_group():
     assert len(list(gathered(iter(windows(4, 100, 8)), part_bytes=1))) == 4
+
+
+@pytest.mark.parametrize("window", [1 << 19, 3 << 20, 5 << 20, 8 << 20, 20 << 20])
+def test_parts_of_a_chunk_are_no_larger_and_most_of_one(window: int):
+    """A few bytes more are a second GET, whether windows are small or large, and however little rows shrink."""
+    count = -(-(40 << 20) // window)
+    given = windows(count, window // WIDTH)
+    *found, last = parts_of(iter(given), SCHEMA, 0, CHUNK_BYTES)
+    sizes = [len(part.data) for part in found]
+    assert all(CHUNK_BYTES // 2 < size <= CHUNK_BYTES for size in sizes), sizes
+    rows = [pq.ParquetFile(io.BytesIO(part.data)).metadata.num_rows for part in (*found, last)]
+    assert sum(rows) == count * (window // WIDTH)
+    assert len(sizes) <= 40 // 5

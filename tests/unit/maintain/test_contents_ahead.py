@@ -244,3 +244,18 @@ def test_a_report_takes_what_was_kept_ahead_for_a_compaction(client: persist.Cli
     client.compact("s", policy=Policy(weight=0))
     kept_at = next(one for one in report.shard(client, "s").actions if one.duty == "compaction")
     assert kept_at.seqno == kept(client).born
+
+
+def test_contents_are_cut_small_and_what_is_only_appended_is_not(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next contents may keep small parts. Large ones are fewer, and columns are read out of them."""
+    monkeypatch.setattr("persist_lib.core.plan.compaction.CHUNK_BYTES", 64)
+    life(client)
+    with client.open_writer("appended", SCHEMA) as write:
+        for step in range(12):
+            write.append_now([{"id": 100 * step + n, "word": "w"} for n in range(100)])
+    policy = Policy(part_bytes=4096, weight=1e9, ahead=1e-6)
+    for shard, reason, is_small in (("s", "ahead", True), ("appended", "merge", False)):
+        (request, *_) = client.compact(shard, policy=policy, dry_run=True).plan.requests
+        assert (request.reason, request.part_bytes < 4096) == (reason, is_small)

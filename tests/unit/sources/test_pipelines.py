@@ -187,6 +187,18 @@ def test_each_output_is_what_the_messages_of_its_topic_make_alone(
     assert {(row["address"], row["raw"]) for row in errors} <= set(enumerate(values))
 
 
+def test_each_output_decodes_as_it_is_declared() -> None:
+    """As a table of PostgreSQL does that got columns which another one of its source does not have."""
+    pipelines = {
+        "a": Pipeline(Decoding(extra="ignore"), Meaning(), SCHEMA),
+        "b": Pipeline(Decoding(extra="refuse"), Meaning(), SCHEMA),
+    }
+    table = messages_of([(1, line(1, more=2)), (1, line(2, more=2))], partition=["a", "b"])
+    made = made_of(pipelines, str, table, lambda _role, keys: nothing(keys))
+    assert [made[role].num_rows for role in pipelines] == [1, 0]
+    assert made["errors"].column("partition").to_pylist() == ["b"]
+
+
 def change(op: str, before: object = None, after: object = None, **more: object) -> bytes:
     return json.dumps({"op": op, "before": before, "after": after, **more}).encode()
 
