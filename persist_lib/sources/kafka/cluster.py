@@ -101,7 +101,11 @@ class Cluster:
         with self._asking():
             asked = self._admin.list_offsets(wanted, request_timeout=ANSWER_S, **how)
             answers = {(one.topic, one.partition): found.result(ANSWER_S * 2) for one, found in asked.items()}
-        return {partition: int(answer.offset) for partition, answer in answers.items()}
+        found = {partition: int(answer.offset) for partition, answer in answers.items()}
+        if vague := [one for one, at in found.items() if at < 0]:  # of a broker that has just started: no error, either
+            topic, number = vague[0]
+            raise self.failed(f"{topic}/{number}: the broker does not say yet where it begins and ends")
+        return found
 
     def read_from(self, positions: Mapping[Partition, int]) -> None:
         with self._asking():
@@ -137,6 +141,7 @@ class Cluster:
 
     def failed(self, what: str) -> Determinate:
         """The error for what may be otherwise soon. It has what the clients said last."""
+        self._admin.poll(0)  # else nobody hears what it says, as of a login that is refused
         more = f" ({self._trouble})" if self._trouble else ""
         return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
 

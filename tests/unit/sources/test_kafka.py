@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
 from persist_lib.sources import Kafka, Mark
@@ -311,6 +314,51 @@ def test_brokers_that_do_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPa
             except Determinate:
                 continue
         assert values(reader, "t/0", START, bound["t/0"]) == topic.values["t/0"]
+
+
+@pytest.mark.parametrize("vague", [OffsetSpec.earliest(), OffsetSpec.latest()], ids=["begins", "ends"])
+def test_a_broker_that_does_not_say_where_a_partition_begins_or_ends_may_do_so_later(vague: OffsetSpec) -> None:
+    """As one answers that has just started again (see integration/test_kafka_broker.py): without an error."""
+    topic = Topic()
+    topic.write([b"a"])
+    reader = topic.declared().open()
+    bound = bind(reader)
+    topic.write([b"b"])
+
+    class Vague:
+        """Asks as usual, but for one thing."""
+
+        def __init__(self, admin: AdminClient) -> None:
+            self.admin = admin
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.admin, name)
+
+        def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **how: Any) -> dict[TopicPartition, Any]:
+            asked: dict[TopicPartition, Any] = self.admin.list_offsets(wanted, **how)
+            for one, spec in wanted.items():
+                if type(spec) is type(vague):
+                    asked[one] = Future()
+                    asked[one].set_result(SimpleNamespace(offset=-1001))
+            return asked
+
+    one = reader._cluster
+    one._admin, admin = Vague(one._admin), one._admin
+    says = f"{topic.name}/0: the broker does not say yet"
+    with pytest.raises(Determinate, match=says):
+        reader.high_watermarks({}, BIG)
+    if type(vague) is type(OffsetSpec.latest()):
+        with pytest.raises(Determinate, match=says):
+            reader.high_watermarks(bound, BIG)
+    one._admin = admin
+    assert values(reader, f"{topic.name}/0", START, bind(reader)[f"{topic.name}/0"]) == [b"a", b"b"]
+
+
+def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients say it to who asks them: here that the broker ends a connection which begins with TLS."""
+    monkeypatch.setattr(cluster, "ANSWER_S", 2.0)
+    with pytest.raises(Determinate, match="SSL handshake failed"):
+        Topic().declared(options={"security.protocol": "SSL"}).open().look()
 
 
 def test_a_group_is_told_what_is_durable_and_no_other() -> None:
