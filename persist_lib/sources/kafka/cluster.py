@@ -141,7 +141,7 @@ class Cluster:
 
     def failed(self, what: str) -> Determinate:
         """The error for what may be otherwise soon. It has what the clients said last."""
-        self._admin.poll(0)  # else nobody hears what it says, as of a login that is refused
+        self._admin.poll(0)  # what it says is heard only so, as of a login that is refused
         more = f" ({self._trouble})" if self._trouble else ""
         return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
 
