@@ -369,18 +369,29 @@ def test_what_is_deleted_before_it_was_read_is_said_and_not_passed_over(place: P
 
 
 def test_a_broker_that_lost_its_log_has_diverged(place: Place) -> None:
-    """It is the same topic for it, and begins at 0 again."""
+    """It is the same topic for it, and begins at 0 again. Who was reading knows it also once it is as long again."""
     place.create()
     for id_ in range(3):
         place.put(id_, "a")
-    place.catch_up()
+    instances = [place.sources.open("s") for _ in range(2)]
+    for one in instances:  # the first one is who reads
+        place.world.clock.advance(1)
+        one.step()
     place.broker.kill()
     shutil.rmtree(place.broker.root / "data" / f"{place.topic.name}-0")
     place.broker.start()
     place.put(7, "b")
     with pytest.raises(Diverged, match="ends at 1, and was read up to 3"):
+        instances[1].step()
+    with pytest.raises(Diverged, match="ends at 1, and was read up to 3"):
         place.catch_up()
+    for id_ in range(8, 14):
+        place.put(id_, "b")
+    with pytest.raises(Diverged, match="what is there before 3 is not what was read"):
+        instances[0].step()
     assert place.words() == dict.fromkeys(range(3), "a")
+    for one in instances:
+        one.close()
 
 
 def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(tmp_path: Path, rng: random.Random) -> None:

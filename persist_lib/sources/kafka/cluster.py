@@ -182,6 +182,14 @@ def is_out_of_range(error: KafkaError) -> bool:
     return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 
 
+def is_other_log(error: KafkaError) -> bool:
+    """Whether an offset is not there because a partition's log ended before it once, whatever was written since.
+
+    A client that was reading then knows it by the epoch of the leader.
+    """
+    return "log truncation" in error.str()
+
+
 MOMENT = pa.timestamp("ms", "UTC")
 SCHEMA = pa.schema([ADDRESS, VALUE, ("key", pa.binary()), ("headers", pa.string()), ("timestamp", MOMENT)])
 EACH = 48

@@ -24,6 +24,7 @@ from persist_lib.sources.kafka.cluster import (
     Topic,
     chunks_of,
     is_end,
+    is_other_log,
     is_out_of_range,
 )
 from persist_lib.sources.kafka.kind import Kafka
@@ -82,7 +83,7 @@ class KafkaReader:
         try:
             self._fill(wanted, most_bytes)
         except _OutOfRange as error:
-            raise self._lost(error.partition, bound.get(named(error.partition))) from None
+            raise self._lost(error, bound.get(named(error.partition))) from None
         self._verify(bound)
         found = {}
         for one, address in self._shared(wanted, most_bytes).items():
@@ -111,7 +112,7 @@ class KafkaReader:
                 try:
                     self._take(BATCH)
                 except _OutOfRange as error:
-                    raise self._lost(error.partition, Mark(at, end.check)) from None
+                    raise self._lost(error, Mark(at, end.check)) from None
                 if patience.is_over(has_come=ahead.end != reached):
                     raise self._silent(one, at, end.address)
         if is_new:
@@ -232,7 +233,7 @@ class KafkaReader:
             if one in self._reading:
                 self._ahead[one].end = max(self._ahead[one].end, offset)
         elif is_out_of_range(error):
-            raise _OutOfRange(one)
+            raise _OutOfRange(one, is_other_log=is_other_log(error))
         elif one[0] in self._numbers or error.fatal():
             raise self._cluster.failed(f"{named(one)}: {error.str()}")
 
@@ -274,13 +275,23 @@ class KafkaReader:
             self._cluster.leave(others)
             self._reading = {one}
 
-    def _lost(self, one: Partition, mark: Mark | None) -> Exception:
+    def _lost(self, error: _OutOfRange, mark: Mark | None) -> Exception:
         """Why the brokers do not give what is at an offset."""
+        one = error.partition
         begin, end = self._cluster.beginnings([one])[one], self._cluster.ends([one])[one]
         if mark is None:
             return self._cluster.failed(f"{named(one)}: retention went on to {begin} while it was looked at first")
         if mark.address > end:
             return self._shorter(named(one), mark.address, end)
+        if error.is_other_log:
+            return Diverged(
+                f"{named(one)}: what is there before {mark.address} is not what was read: brokers lost messages that "
+                "they had, and have others in their place. Nothing of what came since was written. See what "
+                "`persist source reset` would lose",
+                partition=named(one), address=mark.address,
+            )  # fmt: skip
+        if begin <= mark.address:
+            return self._cluster.failed(f"{named(one)}: brokers did not give what is at {mark.address}, and have it")
         return Gone(
             f"{named(one)}: messages from {mark.address} to {begin} are still needed, and are gone: retention or "
             "a user deleted them. Nothing of them was written. Keep messages until `persist source show` says that "
@@ -301,11 +312,11 @@ class KafkaReader:
 
 
 class _OutOfRange(Exception):
-    """A partition has nothing at the offset that was asked for."""
+    """A partition has nothing at the offset that was asked for. `is_other_log`: it is not the one that was read."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, *, is_other_log: bool) -> None:
         super().__init__(partition)
-        self.partition = partition
+        self.partition, self.is_other_log = partition, is_other_log
 
 
 def named(one: Partition) -> str:

@@ -246,6 +246,15 @@ def test_what_retention_takes_before_it_is_bound_is_gone() -> None:
         topic.declared().open().high_watermarks(bound, BIG)
 
 
+def test_what_a_broker_did_not_give_and_has_may_be_had_later() -> None:
+    with KafkaServer() as kafka:
+        topic = Topic(name="t", kafka=kafka)
+        topic.write([b"a", b"b"])
+        kafka.fail(1, *[1] * 3)  # Fetch: the offset is out of range
+        with pytest.raises(Determinate, match="did not give what is at 0, and have it"):
+            read_all(topic.declared().open(), "t/0", START, Mark(2))
+
+
 def test_a_topic_that_is_made_again_has_diverged_and_one_that_is_deleted_is_gone() -> None:
     topic = Topic(2)
     name = f"{topic.name}/0"
