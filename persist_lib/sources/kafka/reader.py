@@ -37,7 +37,7 @@ MOST_AHEAD = 64 * MIB
 PATIENCE = 30
 """How many times in a row nothing may come of what is said to be there, half a second each."""
 LOOKS = 5
-"""How often topics are looked for that were there before."""
+"""How often partitions are looked for that were there before."""
 GUESS = 1024
 """Bytes of a message of a partition of which none was seen."""
 
@@ -70,7 +70,7 @@ class KafkaReader:
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
         """The last stable offsets, as far as messages can be kept. They are read on this occasion."""
         self._find_topics(bound)
-        partitions = [(name, number) for name, topic in self._topics.items() for number in topic.partitions]
+        partitions = _partitions(self._topics)
         self._ends = self._cluster.ends(partitions)
         begins = self._begins(bound)
         wanted = {}
@@ -96,7 +96,7 @@ class KafkaReader:
             return
         one, at = parsed(partition), max(start.address, *(_known(mark.check)[1] for mark in (start, end)))
         if one[0] not in self._topics:
-            self._topics = self._cluster.topics(self._declared.names)
+            self._topics = self._now({one})
         self._check_topic(partition, start, end)
         ahead = self._ahead.get(one)
         if ahead is None or not ahead.start <= at <= ahead.end:
@@ -144,16 +144,22 @@ class KafkaReader:
         self._cluster.close()
 
     def _find_topics(self, bound: Mapping[str, Mark]) -> None:
-        known = {parsed(partition)[0] for partition in bound}
-        for _ in range(LOOKS):  # a broker that has just started may not know of a topic for a moment
-            self._topics = self._cluster.topics(self._declared.names)
-            if not known - set(self._topics):
-                break
-            self._cluster.wait()
+        self._topics = self._now(map(parsed, bound))
         for partition, mark in bound.items():
             self._check_topic(partition, mark)
         if missing := [name for name in self._declared.names if name not in self._topics]:
             raise self._cluster.failed(f"there is no topic {missing[0]!r}. Create it, or correct its name")
+
+    def _now(self, known: Iterable[Partition]) -> dict[str, Topic]:
+        """The topics as they are. A broker that has just started may not know of what was there for a moment."""
+        wanted = set(known)
+        found = self._cluster.topics(self._declared.names)
+        for _ in range(LOOKS - 1):
+            if wanted.issubset(_partitions(found)):
+                break
+            self._cluster.wait()
+            found = self._cluster.topics(self._declared.names)
+        return found
 
     def _check_topic(self, partition: str, *marks: Mark) -> None:
         name, number = parsed(partition)
@@ -176,7 +182,7 @@ class KafkaReader:
 
     def _verify(self, marks: Mapping[str, Mark]) -> None:
         """Whether what was read just now is of the topics that are known. An id never comes back."""
-        known, self._topics = self._topics, self._cluster.topics(self._declared.names)
+        known, self._topics = self._topics, self._now(map(parsed, marks))
         if any(name not in self._topics or self._topics[name].id != topic.id for name, topic in known.items()):
             for partition, mark in marks.items():
                 self._check_topic(partition, mark)
@@ -317,6 +323,10 @@ class _OutOfRange(Exception):
     def __init__(self, partition: Partition, *, is_other_log: bool) -> None:
         super().__init__(partition)
         self.partition, self.is_other_log = partition, is_other_log
+
+
+def _partitions(topics: Mapping[str, Topic]) -> list[Partition]:
+    return [(name, number) for name, topic in topics.items() for number in topic.partitions]
 
 
 def named(one: Partition) -> str:

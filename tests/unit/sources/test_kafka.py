@@ -208,6 +208,27 @@ def test_partitions_that_are_added_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert set(reader.high_watermarks(bound, BIG)) == {f"{topic.name}/1", f"{topic.name}/2"}
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_a_broker_that_does_not_know_of_a_partition_for_a_moment_is_asked_again(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where partitions were added, and the broker that answers has just started: nothing of it is gone."""
+    topic, topics = Topic(2), Cluster.topics
+    topic.write([b"a"], 1)
+    reader, bound = topic.declared().open(), bind(topic.declared().open())
+    topic.write([b"b"], 1)
+    asked = iter(range(9))
+
+    def late(self: Cluster, names: Iterable[str]) -> dict[str, cluster.Topic]:
+        found, is_late = topics(self, names), next(asked) == place
+        return {name: one._replace(partitions=one.partitions[:1]) for name, one in found.items()} if is_late else found
+
+    monkeypatch.setattr(Cluster, "topics", late)
+    end = reader.high_watermarks(bound, BIG)[f"{topic.name}/1"]
+    assert values(topic.declared().open(), f"{topic.name}/1", START, end) == [b"a", b"b"]
+    assert next(asked) > place
+
+
 def test_what_retention_took_before_the_source_began_was_never_a_part_of_it() -> None:
     topic, name = Topic(), ""
     name = f"{topic.name}/0"
