@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, Diverged, Gone
-from persist_lib.sources import Decoding, Kafka, Meaning, Sources
+from persist_lib.sources import Decoding, Ingestion, Kafka, Meaning, Sources
 from persist_lib.sources.conformance import check_reader
 from persist_lib.sources.kafka import cluster
 from persist_lib.testing import check_location
@@ -275,6 +275,35 @@ def test_a_tombstone_that_the_cleaner_took_before_it_was_read_takes_no_row_away(
     place.sources.reset("s")
     place.catch_up()
     assert place.words() == {2: "a", 9: "more"}
+
+
+def test_what_the_cleaner_took_of_what_is_half_written_is_not_made_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance dies between two appends, and the next one finds less of what is bound: it cannot make it again."""
+    place.topic = topic = Topic(kafka=place.broker, **COMPACTED)
+    place.create()
+    instance = place.sources.open("s")
+    for word in ("a", "b"):
+        place.put(1, word)
+        place.world.clock.advance(1)
+        instance._mint(place.world.client().runtime.deadline(10))
+
+    def die(self: Ingestion, made: Mapping[str, Any], window: Any, deadline: Any) -> None:
+        self._begun()["output"].append(made["output"], window.start, window.end, deadline)
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ingestion, "_write", die)
+        with pytest.raises(SystemExit):
+            instance.step(mints=False)
+    instance.close()
+    until(lambda: 0 not in kept(topic), lambda: place.put(9, "more"))
+    with pytest.raises(Diverged):
+        place.catch_up()
+    assert place.words() == {1: "b"}
+    place.sources.reset("s")
+    place.catch_up()
 
 
 def test_a_topic_that_is_deleted_is_gone_and_made_again_has_diverged(place: Place) -> None:

@@ -10,17 +10,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import persist_lib as persist
 from persist_lib.sources import Decoding, Kafka, Meaning
+from persist_lib.testing.kafka_server import KafkaServer
 from tests.counted import count
 from tests.kafka import QUICK, Topic, server
 from tests.kafka_broker import KafkaBroker, kafka_broker
 
-BROKERS = {"librdkafka": server, "apache": kafka_broker}
+BROKERS: dict[str, Callable[[], KafkaServer | KafkaBroker]] = {"librdkafka": server, "apache": kafka_broker}
 KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "2"))
 PARTITIONS = 6
 SCHEMAS = [persist.Schema(key={"id": f"{kind} not null"}, value={"word": "string"}) for kind in ("int64", "int16")]

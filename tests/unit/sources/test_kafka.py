@@ -191,6 +191,20 @@ def test_a_message_belongs_only_once_it_is_stable(monkeypatch: pytest.MonkeyPatc
     assert IsolationLevel.READ_COMMITTED not in asked
 
 
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_consumers_are_of_the_isolation_that_was_declared(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they then do, a real broker shows (integration/test_kafka_broker.py)."""
+    made: list[dict[str, str]] = []
+
+    def noted(options: dict[str, str], **how: Any) -> Consumer:
+        made.append(options)
+        return Consumer(options, **how)
+
+    monkeypatch.setattr(cluster, "Consumer", noted)
+    Kafka(brokers="127.0.0.1:1", topic="t", isolation=isolation).open().close()  # type: ignore[arg-type]
+    assert [(one["isolation.level"], one["auto.offset.reset"]) for one in made] == [(isolation, "error")]
+
+
 def test_partitions_that_are_added_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic(3)
     known, topics = 1, Cluster.topics
