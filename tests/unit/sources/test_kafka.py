@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
@@ -288,6 +288,22 @@ def test_what_a_broker_did_not_give_and_has_may_be_had_later() -> None:
         kafka.fail(1, *[1] * 3)  # Fetch: the offset is out of range
         with pytest.raises(Determinate, match="did not give what is at 0, and have it"):
             read_all(topic.declared().open(), "t/0", START, Mark(2))
+
+
+def test_a_log_that_lost_messages_and_has_others_by_now_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a real broker's client says it that was reading at the time (integration/test_kafka_broker.py)."""
+    topic = Topic()
+    name = f"{topic.name}/0"
+    topic.write([b"a", b"b"])
+    reader = topic.declared().open()
+    bound = bind(reader)
+    topic.write([b"c"])
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 2")
+    event = SimpleNamespace(error=lambda: error, topic=lambda: topic.name, partition=lambda: 0, offset=lambda: None)
+    monkeypatch.setattr(Cluster, "consume", lambda *_: [event])
+    with pytest.raises(Diverged, match="what is there before 2 is not what was read") as raised:
+        reader.high_watermarks(bound, BIG)
+    assert raised.value.partition == name
 
 
 def test_a_topic_that_is_made_again_has_diverged_and_one_that_is_deleted_is_gone() -> None:
