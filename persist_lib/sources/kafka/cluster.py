@@ -83,6 +83,8 @@ class Cluster:
             id_ = str(described.topic_id)
             numbers = tuple(sorted(one.id for one in described.partitions))
             found[name] = Topic("" if id_ == NO_ID else id_, numbers)
+        self._admin.poll(0)
+        self._trouble = ""  # brokers answer: what clients said before is no reason for what fails from now on
         return found
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:

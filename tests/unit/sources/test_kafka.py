@@ -374,6 +374,8 @@ def test_brokers_that_do_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPa
             except Determinate:
                 continue
         assert values(reader, "t/0", START, bound["t/0"]) == topic.values["t/0"]
+        reader.look()
+        assert str(reader._cluster.failed("no")) == f"Kafka at {kafka.brokers}: no", "what was wrong before is not said"
 
 
 @pytest.mark.parametrize("vague", [OffsetSpec.earliest(), OffsetSpec.latest()], ids=["begins", "ends"])
