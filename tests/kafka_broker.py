@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -149,6 +150,7 @@ class KafkaBroker(_Server):
         """Make a topic. Its settings are named with `_` for `.`."""
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
         self._do(self.admin.create_topics([NewTopic(topic, partitions, 1, config=named)]))
+        self._wait(topic, partitions)
 
     def change(self, topic: str, **settings: object) -> None:
         """Change settings of a topic."""
@@ -161,9 +163,11 @@ class KafkaBroker(_Server):
 
     def delete(self, topic: str) -> None:
         self._do(self.admin.delete_topics([topic]))
+        self._wait(topic, 0)
 
     def add_partitions(self, topic: str, in_all: int) -> None:
         self._do(self.admin.create_partitions([NewPartitions(topic, in_all)]))
+        self._wait(topic, in_all)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
         """Delete the messages before an offset, as retention does."""
@@ -177,6 +181,17 @@ class KafkaBroker(_Server):
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         ]
         return found[0].offset, found[1].offset, found[1].leader_epoch
+
+    def _wait(self, topic: str, partitions: int) -> None:
+        """Wait until the broker knows that a topic has so many partitions: it hears of that after it was decided."""
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            found = self.admin.list_topics(timeout=ANSWER_S).topics.get(topic)
+            if (0 if found is None else len(found.partitions)) == partitions:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the broker does not know that {topic} has {partitions} partitions")
+            time.sleep(0.01)
 
     def _do(self, asked: dict[Any, Any]) -> None:
         for answer in asked.values():

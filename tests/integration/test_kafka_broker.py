@@ -133,7 +133,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_conformance_suite() -> None:
     topic = Topic(3, kafka=kafka_broker())
     for number in range(2):
-        topic.write([b"%d" % n if n % 7 else None for n in range(20 + number)], number)
+        topic.write([b"%d" % n if n % 7 else None for n in range(8 + number)], number)
     topic.write([b"x" * 200_000, b"", b"\xff\0", b"end"], 0)
     check_reader(topic.declared(group="suite").open, topic.values)
 
@@ -437,7 +437,7 @@ def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(tmp_path: Pa
     def ingest() -> None:
         try:
             with persist.open(f"file:{tmp_path}/data") as client:
-                client.controller().sources().run("s", stop=done.is_set, interval_s=0.02)
+                client.controller().sources().run("s", stop=done.is_set, interval_s=0.1)
         except BaseException as error:
             failed.append(error)
             raise
