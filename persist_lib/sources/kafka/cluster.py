@@ -151,7 +151,8 @@ class Cluster:
         self._consumer.close()
 
     def _note(self, error: KafkaError) -> None:
-        self._trouble = error.str()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._trouble:  # what was said before says why
+            self._trouble = error.str()
 
     def _said(self, error: Exception) -> str:
         found = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)

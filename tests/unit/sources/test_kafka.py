@@ -419,8 +419,11 @@ def test_a_broker_that_does_not_say_where_a_partition_begins_or_ends_may_do_so_l
 def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients say it to who asks them: here that the broker ends a connection which begins with TLS."""
     monkeypatch.setattr(cluster, "ANSWER_S", 2.0)
-    with pytest.raises(Determinate, match="SSL handshake failed"):
-        Topic().declared(options={"security.protocol": "SSL"}).open().look()
+    reader = Topic().declared(options={"security.protocol": "SSL"}).open()
+    with pytest.raises(Determinate, match="in state SSL_HANDSHAKE"):
+        reader.look()
+    reader._cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert "SSL_HANDSHAKE" in str(reader._cluster.failed("no")), "that all are down says less"
 
 
 def test_a_group_is_told_what_is_durable_and_no_other() -> None:
