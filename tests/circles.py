@@ -97,6 +97,8 @@ NIGHTLY: Mapping[str, str] = {
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
     "tests/hosts/test_partitions.py::test_nor_where_clocks": "right clocks; clocks of processes on files",
+    "tests/torture/test_kafka_instances.py::test_two_instances_make_what_a_plain_fold_makes[apa": "librdkafka's; "
+    "integration/test_kafka_broker.py, whose broker is killed",
     "tests/torture/test_minters.py::test_nor_whatever": "on files, beside it; unit/catalog/test_wrong_clocks.py",
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
     "tests/spark/test_loads.py::test_the_program_is_killed": "dead instances in unit/sources/test_loading.py",
@@ -142,6 +144,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/spark/test_sql_catalog.py::test_each_carrier": Sample(0.0),
     "tests/spark/test_signals.py": Sample(0.2),
     "tests/torture/test_event_kills.py": Sample(0.3),
+    "tests/torture/test_kafka_instances.py": Sample(0.0, ("librdkafka",)),
     "tests/torture/test_kills.py": Sample(0.0),
     "tests/torture/test_minters.py": Sample(0.0),
     "tests/wheels/test_extras.py": Sample(0.0),

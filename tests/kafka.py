@@ -27,12 +27,15 @@ def server() -> KafkaServer:
 
 
 class Topic:
-    """A topic with what was written to it: a list of values, with None at offsets that are no messages."""
+    """A topic with what was written to it: a list of values, with None at offsets that are no messages.
 
-    def __init__(self, partitions: int = 1, name: str = "", kafka: KafkaServer | None = None) -> None:
-        self.kafka = kafka or server()
+    `kafka` is another broker than that of this process, also a `tests.kafka_broker`; `settings` are the topic's there.
+    """
+
+    def __init__(self, partitions: int = 1, name: str = "", kafka: Any = None, **settings: Any) -> None:
+        self.kafka: Any = kafka or server()
         self.name = name or f"t{next(_numbers)}"
-        self.kafka.create(self.name, partitions)
+        self.kafka.create(self.name, partitions, **settings)
         options: dict[str, Any] = {"bootstrap.servers": self.kafka.brokers, "linger.ms": 1, "log_level": 0}
         self.producer = Producer({**options, "compression.type": "zstd", "queue.buffering.max.messages": 2_000_000})
         self.values: dict[str, list[bytes | None]] = {f"{self.name}/{number}": [] for number in range(partitions)}

@@ -10,15 +10,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import persist_lib as persist
 from persist_lib.sources import Decoding, Kafka, Meaning
+from persist_lib.testing.kafka_server import KafkaServer
 from tests.counted import count
-from tests.kafka import QUICK, Topic
+from tests.kafka import QUICK, Topic, server
+from tests.kafka_broker import KafkaBroker, kafka_broker
 
+BROKERS: dict[str, Callable[[], KafkaServer | KafkaBroker]] = {"librdkafka": server, "apache": kafka_broker}
 KILLS = int(os.environ.get("PERSIST_KAFKA_KILLS", "2"))
 PARTITIONS = 6
 SCHEMAS = [persist.Schema(key={"id": f"{kind} not null"}, value={"word": "string"}) for kind in ("int64", "int16")]
@@ -78,16 +82,16 @@ class Instances:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(tmp_path: Path, apart: bool) -> None:
-    """Of one topic; or of two `apart`, which have columns of their own, and an output each."""
+@pytest.mark.parametrize("broker", BROKERS)
+def test_two_instances_make_what_a_plain_fold_makes(tmp_path: Path, broker: str, apart: bool) -> None:
+    """Of one topic; or of two `apart`, which have columns of their own, and an output each. A real broker dies too."""
     seed = os.environ.get("PERSIST_SEED", "5")
     dice = random.Random(time.time_ns() if seed == "fresh" else 5)
-    topics, location = [Topic(PARTITIONS), *([Topic(PARTITIONS)] if apart else [])], f"file:{tmp_path}/data"
+    kafka, location = BROKERS[broker](), f"file:{tmp_path}/data"
+    topics = [Topic(PARTITIONS, kafka=kafka) for _ in range(2 if apart else 1)]
     client = persist.open(location)
     sources = client.controller().sources()
-    declared = Kafka(
-        brokers=topics[0].kafka.brokers, topics=tuple(one.name for one in topics), group="g", options=QUICK
-    )
+    declared = Kafka(brokers=kafka.brokers, topics=tuple(one.name for one in topics), group="g", options=QUICK)
     tables = {one.name: schema for one, schema in zip(topics, SCHEMAS, strict=False)}
     columns = {"tables": tables} if apart else {"schema": SCHEMAS[0]}
     sources.create(
@@ -118,6 +122,10 @@ def test_two_instances_that_are_paused_and_killed_make_what_a_plain_fold_makes(t
                 time.sleep(dice.uniform(0, 0.01))
             if dice.random() < 0.6:
                 instances.pause(dice.randrange(2), dice.uniform(0.1, 1.5))
+            if isinstance(kafka, KafkaBroker) and dice.random() < 0.5:
+                kafka.kill()
+                count("kills", kills=1)
+                kafka.start()
             instances.kill(round_ % 2)
         instances.wait_until_both_run()
     finally:

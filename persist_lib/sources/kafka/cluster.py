@@ -83,6 +83,8 @@ class Cluster:
             id_ = str(described.topic_id)
             numbers = tuple(sorted(one.id for one in described.partitions))
             found[name] = Topic("" if id_ == NO_ID else id_, numbers)
+        self._admin.poll(0)
+        self._trouble = ""  # brokers answer: what clients said before is no reason for what fails from now on
         return found
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -101,7 +103,11 @@ class Cluster:
         with self._asking():
             asked = self._admin.list_offsets(wanted, request_timeout=ANSWER_S, **how)
             answers = {(one.topic, one.partition): found.result(ANSWER_S * 2) for one, found in asked.items()}
-        return {partition: int(answer.offset) for partition, answer in answers.items()}
+        found = {partition: int(answer.offset) for partition, answer in answers.items()}
+        if vague := [one for one, at in found.items() if at < 0]:  # of a broker that has just started: no error, either
+            topic, number = vague[0]
+            raise self.failed(f"{topic}/{number}: the broker does not say yet where it begins and ends")
+        return found
 
     def read_from(self, positions: Mapping[Partition, int]) -> None:
         with self._asking():
@@ -137,6 +143,7 @@ class Cluster:
 
     def failed(self, what: str) -> Determinate:
         """The error for what may be otherwise soon. It has what the clients said last."""
+        self._admin.poll(0)  # what it says is heard only so, as of a login that is refused
         more = f" ({self._trouble})" if self._trouble else ""
         return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
 
@@ -144,7 +151,8 @@ class Cluster:
         self._consumer.close()
 
     def _note(self, error: KafkaError) -> None:
-        self._trouble = error.str()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._trouble:  # what was said before says why
+            self._trouble = error.str()
 
     def _said(self, error: Exception) -> str:
         found = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
@@ -175,6 +183,14 @@ def is_end(error: KafkaError) -> bool:
 def is_out_of_range(error: KafkaError) -> bool:
     """Whether an event says that an offset is not there."""
     return error.code() in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+
+
+def is_other_log(error: KafkaError) -> bool:
+    """Whether an offset is not there because a partition's log ended before it once, whatever was written since.
+
+    A client that was reading then knows it by the epoch of the leader.
+    """
+    return "log truncation" in error.str()
 
 
 MOMENT = pa.timestamp("ms", "UTC")

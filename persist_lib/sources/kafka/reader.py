@@ -24,6 +24,7 @@ from persist_lib.sources.kafka.cluster import (
     Topic,
     chunks_of,
     is_end,
+    is_other_log,
     is_out_of_range,
 )
 from persist_lib.sources.kafka.kind import Kafka
@@ -36,7 +37,7 @@ MOST_AHEAD = 64 * MIB
 PATIENCE = 30
 """How many times in a row nothing may come of what is said to be there, half a second each."""
 LOOKS = 5
-"""How often topics are looked for that were there before."""
+"""How often partitions are looked for that were there before."""
 GUESS = 1024
 """Bytes of a message of a partition of which none was seen."""
 
@@ -69,7 +70,7 @@ class KafkaReader:
     def high_watermarks(self, bound: Mapping[str, Mark], most_bytes: int) -> Mapping[str, Mark]:
         """The last stable offsets, as far as messages can be kept. They are read on this occasion."""
         self._find_topics(bound)
-        partitions = [(name, number) for name, topic in self._topics.items() for number in topic.partitions]
+        partitions = _partitions(self._topics)
         self._ends = self._cluster.ends(partitions)
         begins = self._begins(bound)
         wanted = {}
@@ -82,7 +83,7 @@ class KafkaReader:
         try:
             self._fill(wanted, most_bytes)
         except _OutOfRange as error:
-            raise self._lost(error.partition, bound.get(named(error.partition))) from None
+            raise self._lost(error, bound.get(named(error.partition))) from None
         self._verify(bound)
         found = {}
         for one, address in self._shared(wanted, most_bytes).items():
@@ -95,7 +96,7 @@ class KafkaReader:
             return
         one, at = parsed(partition), max(start.address, *(_known(mark.check)[1] for mark in (start, end)))
         if one[0] not in self._topics:
-            self._topics = self._cluster.topics(self._declared.names)
+            self._topics = self._now({one})
         self._check_topic(partition, start, end)
         ahead = self._ahead.get(one)
         if ahead is None or not ahead.start <= at <= ahead.end:
@@ -111,7 +112,7 @@ class KafkaReader:
                 try:
                     self._take(BATCH)
                 except _OutOfRange as error:
-                    raise self._lost(error.partition, Mark(at, end.check)) from None
+                    raise self._lost(error, Mark(at, end.check)) from None
                 if patience.is_over(has_come=ahead.end != reached):
                     raise self._silent(one, at, end.address)
         if is_new:
@@ -143,16 +144,22 @@ class KafkaReader:
         self._cluster.close()
 
     def _find_topics(self, bound: Mapping[str, Mark]) -> None:
-        known = {parsed(partition)[0] for partition in bound}
-        for _ in range(LOOKS):  # a broker that has just started may not know of a topic for a moment
-            self._topics = self._cluster.topics(self._declared.names)
-            if not known - set(self._topics):
-                break
-            self._cluster.wait()
+        self._topics = self._now(map(parsed, bound))
         for partition, mark in bound.items():
             self._check_topic(partition, mark)
         if missing := [name for name in self._declared.names if name not in self._topics]:
             raise self._cluster.failed(f"there is no topic {missing[0]!r}. Create it, or correct its name")
+
+    def _now(self, known: Iterable[Partition]) -> dict[str, Topic]:
+        """The topics as they are. A broker that has just started may not know of what was there for a moment."""
+        wanted = set(known)
+        found = self._cluster.topics(self._declared.names)
+        for _ in range(LOOKS - 1):
+            if wanted.issubset(_partitions(found)):
+                break
+            self._cluster.wait()
+            found = self._cluster.topics(self._declared.names)
+        return found
 
     def _check_topic(self, partition: str, *marks: Mark) -> None:
         name, number = parsed(partition)
@@ -175,7 +182,7 @@ class KafkaReader:
 
     def _verify(self, marks: Mapping[str, Mark]) -> None:
         """Whether what was read just now is of the topics that are known. An id never comes back."""
-        known, self._topics = self._topics, self._cluster.topics(self._declared.names)
+        known, self._topics = self._topics, self._now(map(parsed, marks))
         if any(name not in self._topics or self._topics[name].id != topic.id for name, topic in known.items()):
             for partition, mark in marks.items():
                 self._check_topic(partition, mark)
@@ -232,7 +239,7 @@ class KafkaReader:
             if one in self._reading:
                 self._ahead[one].end = max(self._ahead[one].end, offset)
         elif is_out_of_range(error):
-            raise _OutOfRange(one)
+            raise _OutOfRange(one, is_other_log=is_other_log(error))
         elif one[0] in self._numbers or error.fatal():
             raise self._cluster.failed(f"{named(one)}: {error.str()}")
 
@@ -274,13 +281,23 @@ class KafkaReader:
             self._cluster.leave(others)
             self._reading = {one}
 
-    def _lost(self, one: Partition, mark: Mark | None) -> Exception:
+    def _lost(self, error: _OutOfRange, mark: Mark | None) -> Exception:
         """Why the brokers do not give what is at an offset."""
+        one = error.partition
         begin, end = self._cluster.beginnings([one])[one], self._cluster.ends([one])[one]
         if mark is None:
             return self._cluster.failed(f"{named(one)}: retention went on to {begin} while it was looked at first")
         if mark.address > end:
             return self._shorter(named(one), mark.address, end)
+        if error.is_other_log:
+            return Diverged(
+                f"{named(one)}: what is there before {mark.address} is not what was read: brokers lost messages that "
+                "they had, and have others in their place. Nothing of what came since was written. See what "
+                "`persist source reset` would lose",
+                partition=named(one), address=mark.address,
+            )  # fmt: skip
+        if begin <= mark.address:
+            return self._cluster.failed(f"{named(one)}: brokers did not give what is at {mark.address}, and have it")
         return Gone(
             f"{named(one)}: messages from {mark.address} to {begin} are still needed, and are gone: retention or "
             "a user deleted them. Nothing of them was written. Keep messages until `persist source show` says that "
@@ -301,11 +318,15 @@ class KafkaReader:
 
 
 class _OutOfRange(Exception):
-    """A partition has nothing at the offset that was asked for."""
+    """A partition has nothing at the offset that was asked for. `is_other_log`: it is not the one that was read."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, *, is_other_log: bool) -> None:
         super().__init__(partition)
-        self.partition = partition
+        self.partition, self.is_other_log = partition, is_other_log
+
+
+def _partitions(topics: Mapping[str, Topic]) -> list[Partition]:
+    return [(name, number) for name, topic in topics.items() for number in topic.partitions]
 
 
 def named(one: Partition) -> str:

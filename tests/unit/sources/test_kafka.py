@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
 from persist_lib.sources import Kafka, Mark
@@ -188,6 +191,20 @@ def test_a_message_belongs_only_once_it_is_stable(monkeypatch: pytest.MonkeyPatc
     assert IsolationLevel.READ_COMMITTED not in asked
 
 
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_consumers_are_of_the_isolation_that_was_declared(isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they then do, a real broker shows (integration/test_kafka_broker.py)."""
+    made: list[dict[str, str]] = []
+
+    def noted(options: dict[str, str], **how: Any) -> Consumer:
+        made.append(options)
+        return Consumer(options, **how)
+
+    monkeypatch.setattr(cluster, "Consumer", noted)
+    Kafka(brokers="127.0.0.1:1", topic="t", isolation=isolation).open().close()  # type: ignore[arg-type]
+    assert [(one["isolation.level"], one["auto.offset.reset"]) for one in made] == [(isolation, "error")]
+
+
 def test_partitions_that_are_added_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic(3)
     known, topics = 1, Cluster.topics
@@ -203,6 +220,27 @@ def test_partitions_that_are_added_are_found(monkeypatch: pytest.MonkeyPatch) ->
     assert set(bound) == {f"{topic.name}/0"}
     known = 3
     assert set(reader.high_watermarks(bound, BIG)) == {f"{topic.name}/1", f"{topic.name}/2"}
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_broker_that_does_not_know_of_a_partition_for_a_moment_is_asked_again(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where partitions were added, and the broker that answers has just started: nothing of it is gone."""
+    topic, topics = Topic(2), Cluster.topics
+    topic.write([b"a"], 1)
+    reader, bound = topic.declared().open(), bind(topic.declared().open())
+    topic.write([b"b"], 1)
+    asked = iter(range(9))
+
+    def late(self: Cluster, names: Iterable[str]) -> dict[str, cluster.Topic]:
+        found, is_late = topics(self, names), next(asked) == place
+        return {name: one._replace(partitions=one.partitions[:1]) for name, one in found.items()} if is_late else found
+
+    monkeypatch.setattr(Cluster, "topics", late)
+    end = reader.high_watermarks(bound, BIG)[f"{topic.name}/1"]
+    assert values(topic.declared().open(), f"{topic.name}/1", START, end) == [b"a", b"b"]
+    assert next(asked) > place
 
 
 def test_what_retention_took_before_the_source_began_was_never_a_part_of_it() -> None:
@@ -241,6 +279,31 @@ def test_what_retention_takes_before_it_is_bound_is_gone() -> None:
     topic.kafka.delete_records(topic.name, 0, 20)
     with pytest.raises(Gone, match="from 10 to 20"):
         topic.declared().open().high_watermarks(bound, BIG)
+
+
+def test_what_a_broker_did_not_give_and_has_may_be_had_later() -> None:
+    with KafkaServer() as kafka:
+        topic = Topic(name="t", kafka=kafka)
+        topic.write([b"a", b"b"])
+        kafka.fail(1, *[1] * 3)  # Fetch: the offset is out of range
+        with pytest.raises(Determinate, match="did not give what is at 0, and have it"):
+            read_all(topic.declared().open(), "t/0", START, Mark(2))
+
+
+def test_a_log_that_lost_messages_and_has_others_by_now_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a real broker's client says it that was reading at the time (integration/test_kafka_broker.py)."""
+    topic = Topic()
+    name = f"{topic.name}/0"
+    topic.write([b"a", b"b"])
+    reader = topic.declared().open()
+    bound = bind(reader)
+    topic.write([b"c"])
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "Partition log truncation detected at offset 2")
+    event = SimpleNamespace(error=lambda: error, topic=lambda: topic.name, partition=lambda: 0, offset=lambda: None)
+    monkeypatch.setattr(Cluster, "consume", lambda *_: [event])
+    with pytest.raises(Diverged, match="what is there before 2 is not what was read") as raised:
+        reader.high_watermarks(bound, BIG)
+    assert raised.value.partition == name
 
 
 def test_a_topic_that_is_made_again_has_diverged_and_one_that_is_deleted_is_gone() -> None:
@@ -311,6 +374,56 @@ def test_brokers_that_do_not_answer_may_do_so_later(monkeypatch: pytest.MonkeyPa
             except Determinate:
                 continue
         assert values(reader, "t/0", START, bound["t/0"]) == topic.values["t/0"]
+        reader.look()
+        assert str(reader._cluster.failed("no")) == f"Kafka at {kafka.brokers}: no", "what was wrong before is not said"
+
+
+@pytest.mark.parametrize("vague", [OffsetSpec.earliest(), OffsetSpec.latest()], ids=["begins", "ends"])
+def test_a_broker_that_does_not_say_where_a_partition_begins_or_ends_may_do_so_later(vague: OffsetSpec) -> None:
+    """As one answers that has just started again (see integration/test_kafka_broker.py): without an error."""
+    topic = Topic()
+    topic.write([b"a"])
+    reader = topic.declared().open()
+    bound = bind(reader)
+    topic.write([b"b"])
+
+    class Vague:
+        """Asks as usual, but for one thing."""
+
+        def __init__(self, admin: AdminClient) -> None:
+            self.admin = admin
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.admin, name)
+
+        def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **how: Any) -> dict[TopicPartition, Any]:
+            asked: dict[TopicPartition, Any] = self.admin.list_offsets(wanted, **how)
+            for one, spec in wanted.items():
+                if type(spec) is type(vague):
+                    asked[one] = Future()
+                    asked[one].set_result(SimpleNamespace(offset=-1001))
+            return asked
+
+    one = reader._cluster
+    one._admin, admin = Vague(one._admin), one._admin
+    says = f"{topic.name}/0: the broker does not say yet"
+    with pytest.raises(Determinate, match=says):
+        reader.high_watermarks({}, BIG)
+    if type(vague) is type(OffsetSpec.latest()):
+        with pytest.raises(Determinate, match=says):
+            reader.high_watermarks(bound, BIG)
+    one._admin = admin
+    assert values(reader, f"{topic.name}/0", START, bind(reader)[f"{topic.name}/0"]) == [b"a", b"b"]
+
+
+def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients say it to who asks them: here that the broker ends a connection which begins with TLS."""
+    monkeypatch.setattr(cluster, "ANSWER_S", 2.0)
+    reader = Topic().declared(options={"security.protocol": "SSL"}).open()
+    with pytest.raises(Determinate, match="in state SSL_HANDSHAKE"):
+        reader.look()
+    reader._cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert "SSL_HANDSHAKE" in str(reader._cluster.failed("no")), "that all are down says less"
 
 
 def test_a_group_is_told_what_is_durable_and_no_other() -> None:
