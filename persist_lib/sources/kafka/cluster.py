@@ -188,7 +188,8 @@ def is_out_of_range(error: KafkaError) -> bool:
 def is_other_log(error: KafkaError) -> bool:
     """Whether an offset is not there because a partition's log ended before it once, whatever was written since.
 
-    A client that was reading then knows it by the epoch of the leader.
+    A client that was reading then knows it by the epoch of the leader. librdkafka has a code for that, and gives it out
+    in the text of `_AUTO_OFFSET_RESET` alone.
     """
     return "log truncation" in error.str()
 
