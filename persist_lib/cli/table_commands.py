@@ -298,8 +298,8 @@ def create(
     columns, it is refused. Whether its times are a clock, and what constraints it has, cannot be changed later.
 
     Types, as pyarrow names them: bool, int8 to int64, uint8 to uint64, float32, float64, string, binary, date32,
-    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2),
-    fixed_size_binary\\[16]; s, ms and ns are units too. Values may be list<string>, list<float32>\\[3],
+    time64\\[us], timestamp\\[us] (no zone), timestamp\\[us, UTC] (instants), duration\\[us], decimal128(18, 2), uuid,
+    fixed_size_binary\\[16]; s, ms and ns are units too. Values may be json, list<string>, list<float32>\\[3],
     struct<a: int64> and map<string, int64>. As in Python, null is allowed (`?` says so aloud) unless a type ends in
     `not null`.
 
