@@ -279,7 +279,7 @@ def _ahead(state: State, policy: Policy) -> Request | None:
     rows = sum(batch.diff_sum for batch in inputs)
     last = inputs[-1].upper.time if inputs else None
     dead = sum(batch.count - batch.diff_sum for batch in newer)
-    least = (policy.part_bytes or DEFAULTS.part_bytes) // AHEAD_SHARE
+    least = _most(policy) // AHEAD_SHARE
     if not policy.ahead or not newer or last is None or state.size < least or dead <= policy.ahead * max(rows, 1):
         return None
     is_held_back = policy.format is not None and max(policy.format, state.format) < CONTENTS
@@ -293,7 +293,7 @@ def _ahead(state: State, policy: Policy) -> Request | None:
 def _as_contents(request: Request, last: int, policy: Policy) -> Request:
     """The request as one for contents, in a format that has these."""
     format_ = max(CONTENTS, min(PART_SUMS, policy.format or PART_SUMS))
-    part_bytes = _part_bytes(format_, policy, sum(one.size for one in request.inputs))
+    part_bytes = _cut(policy, request.inputs) if format_ >= PART_SUMS else _most(policy)
     return msgspec.structs.replace(request, since=at(last - 1), format=format_, part_bytes=part_bytes)
 
 
@@ -456,8 +456,7 @@ def _empty_runs(trace: tuple[Batch, ...]) -> list[tuple[Batch, ...]]:
 def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Request:
     objects = [part for batch in inputs for part in batch.parts if part.inline is None]
     size = sum(part.size for part in objects)
-    is_cut = _is_cut(state, inputs, policy)
-    part_bytes = _part_bytes(state.format, policy, sum(one.size for one in inputs), is_cut=is_cut)
+    part_bytes = _cut(policy, inputs) if _is_cut(state, inputs, policy) else _most(policy)
     puts = -(-sum(batch.size for batch in inputs) // part_bytes) if any(b.count for b in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
@@ -468,19 +467,25 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
 
 
-def _part_bytes(format_: int, policy: Policy, size: int, *, is_cut: bool = True) -> int:
-    """About the size of the parts of an output. Small ones where they may be kept: what is not touched stays."""
-    most = policy.part_bytes or DEFAULTS.part_bytes
-    return min(most, max(CHUNK_BYTES, size // PARTS)) if format_ >= PART_SUMS and is_cut else most
+def _most(policy: Policy) -> int:
+    """About the size of large parts."""
+    return policy.part_bytes or DEFAULTS.part_bytes
 
 
-def _is_cut(state: State, inputs: tuple[Batch, ...], policy: Policy) -> bool:
+def _cut(policy: Policy, inputs: Sequence[Batch]) -> int:
+    """About the size of parts of an output that may be kept, so that what is not touched stays."""
+    return min(_most(policy), max(CHUNK_BYTES, sum(one.size for one in inputs) // PARTS))
+
+
+def _is_cut(state: State, inputs: Sequence[Batch], policy: Policy) -> bool:
     """Whether the contents are in small parts, or the heaviest batch is, as it were contents: there are updates.
 
     What is only appended is in large parts, of which columns are read without the others.
     """
-    most, heaviest = policy.part_bytes or DEFAULTS.part_bytes, max(inputs, key=attrgetter("size"))
-    return state.contents is not None or len(heaviest.parts) > 2 * (1 + heaviest.size // most)
+    if state.format < PART_SUMS:
+        return False
+    heaviest = max(inputs, key=attrgetter("size"))
+    return state.contents is not None or len(heaviest.parts) > 2 * (1 + heaviest.size // _most(policy))
 
 
 def _schema_of(inputs: tuple[Batch, ...]) -> int:
