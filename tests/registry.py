@@ -9,6 +9,9 @@ from threading import Thread
 from typing import Any
 
 from persist_lib.runtime.threads import Resource
+from persist_lib.sources.running import Ingestion
+from tests.kafka import Topic
+from tests.sourced import Sourced
 
 
 class RegistryServer(Resource):
@@ -60,3 +63,25 @@ class RegistryServer(Resource):
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Registered(Sourced):
+    """A location for sources of a topic whose schemas a registry has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topic, self.server = Topic(), RegistryServer()
+
+    def step(self, instance: Ingestion | None = None, **how: Any) -> Any:
+        """One step a second later, of this instance or of one that ends after it."""
+        self.world.clock.advance(1)
+        mine = instance or self.sources.open(self.name)
+        try:
+            return mine.step(**how)
+        finally:
+            if instance is None:
+                mine.close()
+
+    def close(self) -> None:
+        self.server.close()
+        super().close()

@@ -21,8 +21,7 @@ from persist_lib.sources.loading import unloadable
 from persist_lib.sources.pipeline import Pipeline
 from persist_lib.sources.running import Ingestion
 from persist_lib.sources.schema_registry import Written
-from tests.kafka import Topic
-from tests.registry import RegistryServer
+from tests.registry import Registered
 from tests.sourced import Sourced
 from tests.unit.sources.messages import applied, messages
 from tests.unit.sources.test_avro import ROW, SCHEMA, datum, packed
@@ -36,12 +35,11 @@ def record(*more: Any) -> dict[str, Any]:
     return {**ROW, "fields": [*ROW["fields"], *more]}
 
 
-class Place(Sourced):
+class Place(Registered):
     """A topic of Avro whose schemas grow, and a source of it."""
 
     def __init__(self, extra: Any = "add", envelope: str = "upsert", **meaning: Any) -> None:
         super().__init__()
-        self.topic, self.server = Topic(), RegistryServer()
         self.schemas: dict[int, Any] = {1: record(), 2: record(NOTE), 3: record(NOTE, COUNT), 9: KEY}
         for id_, schema in self.schemas.items():
             self.server.add(id_, json.dumps(schema))
@@ -61,23 +59,10 @@ class Place(Sourced):
     def instance(self) -> Ingestion:
         return Sources(self.world.client().controller()).open("s")
 
-    def step(self, instance: Ingestion | None = None, **how: Any) -> Any:
-        self.world.clock.advance(1)
-        mine = instance or self.sources.open("s")
-        try:
-            return mine.step(**how)
-        finally:
-            if instance is None:
-                mine.close()
-
     def rows(self) -> list[dict[str, Any]]:
         found = self.contents()
         assert all(row.pop("_diff") == 1 for row in found)
         return sorted(found, key=lambda row: row["id"])
-
-    def close(self) -> None:
-        self.server.close()
-        super().close()
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Determinate, Diverged, InvalidUsage, PersistError
 from persist_lib.sources import Decoding, Meaning, Registry, Sources
-from tests.kafka import Topic
-from tests.registry import RegistryServer
-from tests.sourced import Sourced
+from tests.registry import Registered, RegistryServer
 from tests.unit.sources.test_avro import ROW, datum
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -26,12 +24,11 @@ def wire(id_: int, row: Any, schema: Any = ROW) -> bytes:
     return b"\0" + id_.to_bytes(4) + datum(row, schema)
 
 
-class Place(Sourced):
+class Place(Registered):
     """A topic of Avro, a registry, and a source of them."""
 
     def __init__(self, **registry: Any) -> None:
         super().__init__()
-        self.topic, self.server = Topic(), RegistryServer()
         self.server.add(1, ROW)
         self.server.add(9, json.dumps(KEY))
         self.registry = Registry(**{"place": self.server.url, **registry})
@@ -43,18 +40,6 @@ class Place(Sourced):
     def put(self, id_: int, word: str | None, schema: int = 1, as_: Any = ROW) -> None:
         value = None if word is None else wire(schema, {"id": id_, "word": word}, as_)
         self.topic.write([value], keys=[wire(9, id_, KEY)])
-
-    def step(self, sources: Sources | None = None) -> Any:
-        self.world.clock.advance(1)
-        instance = (sources or self.sources).open("s")
-        try:
-            return instance.step()
-        finally:
-            instance.close()
-
-    def close(self) -> None:
-        self.server.close()
-        super().close()
 
 
 @pytest.fixture
