@@ -80,7 +80,6 @@ def config(
     part_bytes = 67108864
 
     \b
-    persist config
     persist config --json | jq '.settings.location'
 
     Rules say how upkeep looks after tables and shards of some names. They are in the location, so they hold for the
@@ -93,6 +92,7 @@ def config(
     retention = "7 days"                    # of what has none of its own; or 1000 times, of shards "last 10" appends
     quiet = ["08:00-18:00"]                 # UTC: no duty begins then
     compaction_weight = 0.25                # and _advance and _ahead: as in the settings
+    cluster = "made"                        # a column whose filters are to read little: rows lie by its values
     bytes_day = 107374182400                # compaction of them all reads and writes so much a day, and then waits
     dollars_day = 2.5                       # the same of the price of its requests
     order = "coldest"                       # what is compacted first: "newest", "coldest", else most debt

@@ -17,7 +17,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.diff import StateDiff
-from persist_lib.core.formats import CONTENTS, least_for_batches
+from persist_lib.core.formats import CLUSTERS, CONTENTS, least_for_batches
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.sums import total
 from persist_lib.core.trace import batch_problems, cannot_link, dead_uploaders, freed
@@ -58,7 +58,7 @@ def problems(state: State) -> list[str]:
         found.append(f"the contents are {kept.id} [{kept.lower}, {kept.upper}), and stand for [0, {batches[-1].upper})")
     if time is None or kept.upper.time != time + 1 or not all(_is_as_of(part, time) for part in kept.parts):
         found.append(f"the contents as of {kept.since} have other times, or end at {kept.upper}")
-    if len(kept.runs) > 1 or not kept.exact or kept.inline_size:
+    if (len(kept.runs) > 1 and state.format < CLUSTERS) or not kept.exact or kept.inline_size:
         found.append("the contents are not one run of objects")
     expected = total(batch.sums for batch in batches)
     if (kept.fingerprint, kept.diff_sum) != (expected.fingerprint, expected.diff_sum) or kept.count > expected.count:
@@ -106,4 +106,9 @@ def is_across(state: State, gone: tuple[Batch, ...]) -> bool:
 def is_replaced(state: State, output: Batch) -> bool:
     """Whether the trace, with `output` in it, itself has what they are: one batch, as of their time or later."""
     kept = state.contents
-    return kept is not None and output.id == kept.id and kept.since <= output.since and len(output.runs) <= 1
+    return (
+        kept is not None
+        and output.id == kept.id
+        and kept.since <= output.since
+        and len(output.runs) <= max(1, len(kept.runs))
+    )

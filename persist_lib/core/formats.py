@@ -23,7 +23,8 @@ fleet knows the next one. To add a format: raise `NEWEST`, and enter here each f
     10  a schema may have columns that writers fill, and uuids
     11  a schema may show its columns in another order than that in which they are stored
     12  a part may say between which values those of its columns lie. A schema may have columns that count up, and the
-        state says their next numbers (`Reserve`). A schema may have columns of JSON documents
+        state says their next numbers (`Reserve`). A schema may have columns of JSON documents. Contents may be of
+        several runs, and a batch that is rewritten alone as of a later since, too
 
 SUBTLE: `CREATED` follows `NEWEST` one release later. A fleet is upgraded machine by machine, and the shards that its
 new programs create during the upgrade must be readable for its old ones. Until there is a release, no fleet is older.
@@ -132,6 +133,9 @@ REORDERED = 11
 
 VALUE_BOUNDS = 12
 """The format from which on parts may say bounds of their values."""
+
+CLUSTERS = 12
+"""The format from which on what is rewritten may be put in several runs, which lie apart in the values of a column."""
 
 PARTS_SAY = {
     PARTS_AT_A_TIME: "a part that counts at a time of its own",

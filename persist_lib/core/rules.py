@@ -16,6 +16,7 @@ import msgspec
 
 from persist_lib.arguments import UNPARSED, did_you_mean, parse_integer, parse_number, parse_seconds, parse_text, shown
 from persist_lib.core.pauses import WILD, ByRule, Pause
+from persist_lib.core.plan.clusters import by_name
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.retention import parse_retention, retention_of
 from persist_lib.core.state import State
@@ -33,8 +34,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `retention` is how much history a shard or collection without a retention of its own keeps: times behind upper, or
     text such as "7 days" where times are a clock, or, of a lone shard, "last 10": what can be read since the last ten
     appends began.
-    `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in the settings. `quiet` are windows of the
-    day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over midnight.
+    `compaction_weight`, `compaction_advance` and `compaction_ahead` are as in the settings. `cluster` is a column by
+    whose values compaction puts the rows of large batches into clusters, so that filters on it leave most of them out.
+    `quiet` are windows of the day, UTC, in which no duty begins: "08:00-18:00", or "22:00-06:00" over midnight.
 
     `bytes_day` and `dollars_day` are budgets: once compaction of all that a rule says it of has begun to read and
     write so much on a day, UTC, none begins there until the next day. `order` is which of these shards compaction takes
@@ -58,6 +60,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     still: float | str | None = None
     kept: int | None = None
     garbage: int | None = None
+    cluster: str | None = None
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -124,7 +127,11 @@ def quiet_at(quiet: Told | None, now: int) -> Pause | None:
 
 def ruled(policy: Policy, said: Mapping[str, Told]) -> Policy:
     """A policy of the settings, with what rules say in its place."""
-    names = {**{name: name.removeprefix("compaction_") for name in SHARES}, "retention": "retention"}
+    names = {
+        **{name: name.removeprefix("compaction_") for name in SHARES},
+        "retention": "retention",
+        "cluster": "cluster",
+    }
     return msgspec.structs.replace(policy, **{names[name]: one.value for name, one in said.items() if name in names})
 
 
@@ -197,10 +204,18 @@ def _count(given: object, what: str) -> int:
     return parse_integer(given, what, 0)
 
 
+def _column(given: object, what: str) -> str:
+    name = parse_text(given, what, 500)
+    if not name:
+        raise InvalidUsage(f"{what} is the name of a column: got an empty text. Nothing was changed")
+    return name
+
+
 PARSERS: Mapping[str, Callable[[object, str], Any]] = {
     "retention": parse_retention, **dict.fromkeys(SHARES, parse_number), "quiet": _windows, "bytes_day": _count,
     "dollars_day": parse_number, "order": _one_of(ORDERS), "engine": _one_of(ENGINES), "verify_reads": _count,
     "still": _span, "kept": _count, "garbage": _count,
+    "cluster": _column,
 }  # fmt: skip
 """What checks each field, and says what is wrong with it."""
 
@@ -241,8 +256,19 @@ def values_of(
                 value, source = Times(state.times, int).show_distance(state.retention), "set-retention"
             elif value is not None and retention_of(state, value) is None:
                 value, source = None, f"{source} does not apply: a layer's shard, or no clock"
+        if field == "cluster" and value is not None and state is not None and (why := _no_clusters(state, value)):
+            value, source = None, f"{source} does not apply: {why}"
         found.append(Value(field, value, source, spent.get((field, said[field].pattern), "") if field in said else ""))
     return tuple(found)
+
+
+def _no_clusters(state: State, name: str) -> str | None:
+    """Why a shard is not put in clusters by the column of this name; None if it is."""
+    if state.pins:
+        return "it is published, in one run"
+    if state.schemas and by_name(state.schemas[-1], name) is None:
+        return f"{name} is not a column behind the first of the key, of whole numbers, dates or times"
+    return None
 
 
 def as_toml(rules: Iterable[Rule]) -> str:

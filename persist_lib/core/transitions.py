@@ -14,6 +14,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.contents import is_across, is_replaced, keep_contents
 from persist_lib.core.diff import OutcomesEdit, StateDiff, TraceEdit, apply_diff, find_slice
 from persist_lib.core.formats import (
+    CLUSTERS,
     FIRST,
     NEWEST,
     OWNERS,
@@ -338,19 +339,21 @@ def _not_equivalent(state: State, gone: tuple[Batch, ...], output: Batch) -> str
         return f"fingerprint is {output.fingerprint}, the inputs' is {expected.fingerprint}"
     if output.diff_sum != expected.diff_sum:
         return f"diff_sum is {output.diff_sum}, the inputs' is {expected.diff_sum}"
-    if len(gone) == 1 and not _gains(gone[0], output):
+    if len(gone) == 1 and not _gains(gone[0], output, state.format):
         return "it gains nothing over the one batch that it replaces"
     return None
 
 
-def _gains(old: Batch, new: Batch) -> bool:
-    """Whether `new` is better than `old` in something, and worse in nothing.
+def _gains(old: Batch, new: Batch, format_: int) -> bool:
+    """Whether `new` is better than `old` in something, and worse in nothing; or it has more runs as of a later since.
 
     SUBTLE: a batch that is rewritten alone keeps its id, so its id does not tell its old form from the new one. If any
     rewriting were allowed, a result that was committed, replaced and collected could be committed once more, and would
-    refer to objects that are gone. As each rewriting has to gain, no earlier form of a batch ever comes back.
+    refer to objects that are gone. As each rewriting has to gain, no earlier form of a batch ever comes back: where its
+    since grows, which never goes back, it may have more runs (`core.plan.clusters`).
     """
-    was = (old.since, not old.exact, len(old.runs), old.inline_size, old.count)
+    most = len(new.runs) if format_ >= CLUSTERS and old.since < new.since else 0
+    was = (old.since, not old.exact, max(most, len(old.runs)), old.inline_size, old.count)
     is_ = (new.since, not new.exact, len(new.runs), new.inline_size, new.count)
     return was[0] <= is_[0] and all(now <= before for before, now in zip(was[1:], is_[1:], strict=True)) and was != is_
 

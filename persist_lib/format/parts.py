@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
@@ -23,7 +25,7 @@ from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile, groups_of, undamaged
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
-from persist_lib.kernel.columns import integers, mask_of, one_batch
+from persist_lib.kernel.columns import fixed, integers, mask_of, one_batch, plain, validity
 from persist_lib.kernel.keys import slice_sorted
 from persist_lib.kernel.merge import MERGE_BYTES, Run, end_to_end, merge_windows
 from persist_lib.kernel.order import is_sorted, sort_updates
@@ -59,27 +61,85 @@ def parts_of(
 
     A part ends where one more row group like those in it would not fit: a few bytes of one more chunk are a GET more.
     """
-    encoder, groups = PartEncoder(schema, schema_id), 0
-    for table in gathered(windows, part_bytes):
+    run = _OneRun(schema, schema_id, part_bytes, parallel)
+    for window in windows:
+        yield from run.add(window)
+        del window  # what is given away is not kept
+    yield from run.finish()
+
+
+def parts_of_clusters(
+    windows: Iterable[pa.Table], schema: Schema, schema_id: int, part_bytes: int, column: int, cuts: Sequence[int]
+) -> Iterator[EncodedPart]:
+    """The same as several runs, of one cluster each: rows whose value in a column is below the first cut, and so on.
+
+    A row with null is in the last one. Parts come as they are full, each of one cluster and in order within it.
+    """
+    runs = [_OneRun(schema, schema_id, part_bytes, map) for _ in range(len(cuts) + 1)]
+    name = schema.names[column]
+    for window in windows:
+        places = _clusters_of(window.column(name), cuts)
+        for place in np.unique(places).tolist():
+            flags = places == place
+            yield from runs[place].add(window if flags.all() else window.filter(mask_of(flags)))
+    for run in runs:
+        yield from run.finish()
+
+
+def _clusters_of(column: pa.ChunkedArray, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
+    array = plain(column)
+    sign = "u" if pa.types.is_unsigned_integer(array.type) else "i"  # dates and times are as Arrow stores them
+    values = fixed(array, f"<{sign}{array.type.bit_width // 8}")
+    places = np.searchsorted(np.array(cuts, values.dtype), values, side="right")
+    return places if (valid := validity(array)) is None else np.where(valid, places, len(cuts))
+
+
+class _OneRun:
+    """Parts of about `part_bytes` of one run, from tables that follow one another in order."""
+
+    def __init__(self, schema: Schema, schema_id: int, part_bytes: int, parallel: Describing) -> None:
+        self._schema, self._schema_id, self._part_bytes, self._parallel = schema, schema_id, part_bytes, parallel
+        self._encoder, self._groups = PartEncoder(schema, schema_id), 0
+        self._gathering = Gathering(part_bytes)
+
+    def add(self, window: pa.Table) -> Iterator[EncodedPart]:
+        """The parts that are full with these rows."""
+        tables = self._gathering.add(window)
+        del window
+        for table in tables:
+            yield from self._write(table)
+
+    def finish(self) -> Iterator[EncodedPart]:
+        """What is left."""
+        for table in self._gathering.finish():
+            yield from self._write(table)
+        if self._encoder.rows:
+            yield self._encoder.finish()
+
+    def _write(self, table: pa.Table) -> Iterator[EncodedPart]:
         for group in groups_of(table):
-            encoder.write(group, parallel)
-            groups += 1
-            if encoder.size * (groups + 1) > part_bytes * groups:
-                yield encoder.finish()
-                encoder, groups = PartEncoder(schema, schema_id), 0
-    if encoder.rows:
-        yield encoder.finish()
+            self._encoder.write(group, self._parallel)
+            self._groups += 1
+            if self._encoder.size * (self._groups + 1) > self._part_bytes * self._groups:
+                yield self._encoder.finish()
+                self._encoder, self._groups = PartEncoder(self._schema, self._schema_id), 0
 
 
-def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
-    """The same rows in tables of most of a row group, or of a part, however large the windows are.
+class Gathering:
+    """Rows that are held until they are most of a row group, or of a part, however large the windows are.
 
     A row group a window would put every column of wide rows into every chunk of a part, so that leaving columns out
     saved nothing.
     """
-    most = min(GROUP_BYTES, part_bytes * 15 // 16)  # a part is somewhat larger than its rows, where these do not shrink
-    held: list[pa.Table] = []
-    for window in windows:
+
+    def __init__(self, part_bytes: int = PART_BYTES) -> None:
+        self._held: list[pa.Table] = []
+        # A part is somewhat larger than its rows, where these do not shrink.
+        self._most = min(GROUP_BYTES, part_bytes * 15 // 16)
+
+    def add(self, window: pa.Table) -> Iterator[pa.Table]:
+        """The tables that are full with these rows."""
+        held, most = self._held, self._most
         held.append(window)
         del window  # what is given away is not kept
         while held and ((size := sum(one.nbytes for one in held)) >= most * 3 // 4 or _rows(held) >= GROUP_ROWS):
@@ -88,8 +148,11 @@ def gathered(windows: Iterable[pa.Table], part_bytes: int = PART_BYTES) -> Itera
                 held.append(table.slice(fits))
                 table = table.slice(0, fits)
             yield table
-    if held:
-        yield _taken(held)
+
+    def finish(self) -> Iterator[pa.Table]:
+        """What is left."""
+        if self._held:
+            yield _taken(self._held)
 
 
 def _rows(tables: Iterable[pa.Table]) -> int:

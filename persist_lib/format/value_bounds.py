@@ -12,8 +12,9 @@ from operator import and_
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_lib.core.plan.clusters import Clusters
 from persist_lib.core.state import Part, ValueBounds
-from persist_lib.format.predicate import evaluated
+from persist_lib.format.predicate import Where, evaluated
 from persist_lib.kernel.columns import plain
 from persist_lib.kernel.converting import converted
 from persist_lib.kernel.keys import decode_key, encode_row
@@ -90,6 +91,18 @@ def condition_of(part: Part, written: Schema, wanted: Schema, names: Iterable[st
     columns = [column for name in names if (column := column_of(wanted, name)) is not None]
     told = [one for column in columns if (one := _told(part, written, column)) is not None]
     return reduce(and_, told) if told else None
+
+
+def where_of(schema: Schema, wanted: Clusters) -> Where | None:
+    """Which rows belong into these clusters, in the schema that is written; None for all."""
+    column = schema.columns[wanted.column]
+    kind, field = parse_type(column.type), pc.field(column.name)
+    told = [] if wanted.lower is None else [field >= scalar_of(wanted.lower, kind)]
+    if wanted.upper is not None:
+        told.append(field < scalar_of(wanted.upper, kind))
+    elif told:
+        told = [told[0] | field.is_null()]
+    return Where(reduce(and_, told), (column.name,)) if told else None
 
 
 def _told(part: Part, written: Schema, column: Column) -> pc.Expression | None:

@@ -21,6 +21,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PART_SUMS, as_stored_in
 from persist_lib.core.pins import by_name
+from persist_lib.core.plan.clusters import By, Clusters, cuts_of, ends, split
 from persist_lib.core.plan.compaction import (
     MergeTask,
     Plan,
@@ -35,26 +36,30 @@ from persist_lib.core.plan.compaction import (
     task_inputs,
 )
 from persist_lib.core.plan.cutting import cut_evenly
-from persist_lib.core.plan.fan_in import SHARE
+from persist_lib.core.plan.fan_in import SHARE, Room, fit
 from persist_lib.core.state import State
 from persist_lib.core.sums import total
 from persist_lib.errors import Damage, Missing
 from persist_lib.format.descriptions import EncodedPart
-from persist_lib.format.parts import merge_to_parts, parts_of
+from persist_lib.format.parquet import Describing
+from persist_lib.format.parts import parts_of, parts_of_clusters
 from persist_lib.format.paths import blob_key, part_key
+from persist_lib.format.value_bounds import where_of
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, ShardId, WriterId
+from persist_lib.kernel.merge import merge_windows
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.unchanged import kept_by
 from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
+from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.commit import Committed, Machine
-from persist_lib.shard.runs import Stored, overlapping
+from persist_lib.shard.runs import Stored, may_keep, overlapping
 from persist_lib.shard.small_runs import gather
-from persist_lib.shard.stretches import Within, stretches
+from persist_lib.shard.stretches import Within, sample, stretches
 from persist_lib.telemetry import duty
 
 log = logging.getLogger("persist.compaction")
@@ -71,6 +76,8 @@ class Cuts(Protocol):
         """How many tasks to make of a request that reads `size` bytes, where a task may read `task_bytes`."""
 
 
+LEAST_PART = 1 << 20
+"""Parts of clusters are not made smaller than this, for want of memory."""
 MOST_ROUNDS = 16
 """A round merges what one merge can read at once. So many rounds are only needed while others append all the time."""
 
@@ -290,6 +297,8 @@ def _keeping(machine: Machine, request: Request) -> Request:
     Contents only keep parts of contents. Those of the trace are referred to already, by the trace.
     """
     move_up(machine, request.format)
+    if request.clusters is not None:
+        return _clustered(machine, request, request.clusters)
     state = machine.state
     is_of_trace = request.reason == "ahead" and request.inputs[0] != state.contents
     if not request.reads or is_of_trace or state.format < PART_SUMS:
@@ -300,6 +309,26 @@ def _keeping(machine: Machine, request: Request) -> Request:
     except Missing:
         return request  # a rival replaced it, or it is lost: the merge finds out which
     return msgspec.structs.replace(request, kept=kept)
+
+
+def _clustered(machine: Machine, request: Request, wanted: Clusters) -> Request:
+    """The request with where its clusters are cut: by some values of the heaviest runs that it reads.
+
+    Where these are all the same and others are not, the greatest of all is by itself, so that there are two clusters.
+    """
+    state, inputs = machine.state, task_inputs(request)
+    schema = state.schemas[request.schema]
+    stored = Stored(machine.blob, machine.shard, state.schemas, schema)
+    try:
+        with machine.runtime.pool(machine.config.read_threads, "persist-cut") as pool:
+            found = sample(stored, inputs, wanted.column, pool.map)
+    except Missing:
+        return msgspec.structs.replace(request, clusters=None)  # as where it is not known what can be kept
+    if not (cuts := cuts_of(found, wanted.most)):
+        column = schema.columns[wanted.column]
+        all_ = ends([part for run in inputs for part in run.parts], state.schemas, By(column.id, column.type))
+        cuts = all_[1:] if all_ and all_[0] < all_[1] else ()
+    return msgspec.structs.replace(request, clusters=msgspec.structs.replace(wanted, cuts=cuts) if cuts else None)
 
 
 def _is_published(request: Request, state: State) -> bool:
@@ -329,7 +358,29 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: En
         kept = {part.key for part in request.kept_parts}
         first = msgspec.structs.replace(inputs[0], parts=tuple(one for one in inputs[0].parts if one.key not in kept))
         merged = [(first, *inputs[1:])] if first.parts else [inputs[1:]]
+    if request.clusters is not None:
+        return _clustering(machine, worker, request, inputs, engine)
     return [task for runs in merged for task in _tasks(machine, worker, request, runs, engine)]
+
+
+def _clustering(
+    machine: Machine, worker: WriterId, request: Request, inputs: tuple[TaskInput, ...], engine: Engine | None
+) -> list[MergeTask]:
+    """The tasks of a merge into clusters: of as many of these together as there is room for the runs that have some."""
+    state, room = machine.state, Room.of(machine.config.merge_bytes)
+    schema = state.schemas[request.schema]
+
+    def having(wanted: Clusters) -> tuple[TaskInput, ...]:
+        return tuple(may_keep(where_of(schema, wanted), inputs, state.schemas, schema))
+
+    def fits(wanted: Clusters) -> bool:
+        return fit((run.parts for run in having(wanted)), row_bytes(schema), room)
+
+    found = []
+    for wanted in split(request.clusters, fits) if request.clusters is not None else ():
+        tasks = _tasks(machine, worker, request, having(wanted), engine)
+        found += [msgspec.structs.replace(task, clusters=wanted) for task in tasks]
+    return found
 
 
 def _tasks(
@@ -438,13 +489,21 @@ def run_task(task: MergeTask, blob: Blob, entropy: Callable[[], int], pool: Exec
 def merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]:
     """The parts that stand for the task's inputs, none of them uploaded. Small inputs are gathered first."""
     shard, schema = ShardId(task.shard), task.schemas[task.schema]
-    stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper)
+    where = None if task.clusters is None else where_of(schema, task.clusters)
+    stored = Stored(blob, shard, task.schemas, schema, task.key_lower, task.key_upper, where)
     inputs = overlapping(task.inputs, task.key_lower, task.key_upper)
     gathered = gather(stored, inputs, task.advance_to, task.merge_bytes // SHARE, pool)
+    parallel: Describing = map
     if gathered.table is not None and not gathered.rest:
-        tables = [gathered.table] if gathered.table.num_rows else []
-        return parts_of(tables, schema, task.schema, task.part_bytes, pool.map)
-    return merge_to_parts(
-        gathered.streams(stored), schema, task.schema,
-        advance_to=task.advance_to, part_bytes=task.part_bytes, merge_bytes=task.merge_bytes,
-    )  # fmt: skip
+        windows, parallel = iter([gathered.table] if gathered.table.num_rows else []), pool.map
+    else:
+        runs = gathered.streams(stored)
+        windows = merge_windows(
+            runs, schema, advance_to=task.advance_to, merge_bytes=task.merge_bytes, on_overflow="split"
+        )
+    if task.clusters is None:
+        return parts_of(windows, schema, task.schema, task.part_bytes, parallel)
+    if where is not None:  # what is read of large runs is only what the clusters need, roughly
+        windows = (table for table in map(where.kept, windows) if table.num_rows)
+    part_bytes = min(task.part_bytes, max(LEAST_PART, task.merge_bytes // (SHARE * (len(task.clusters.cuts) + 1))))
+    return parts_of_clusters(windows, schema, task.schema, part_bytes, task.clusters.column, task.clusters.cuts)

@@ -11,20 +11,26 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+import pyarrow as pa
+
+from persist_lib.core.plan.clusters import By, ends
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import Stretch
 from persist_lib.core.state import Part
 from persist_lib.format.parquet import PartFile, inner_keys
-from persist_lib.format.parts import StoredPart
+from persist_lib.format.parts import StoredPart, decode_inline
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId
+from persist_lib.kernel.columns import plain
 from persist_lib.location.api import Blob
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.runs import source_of
+from persist_lib.shard.runs import Stored, source_of
 
 MOST_LOOKS = 64
 """Parts that are looked into, each at the price of reading its last chunk."""
+MOST_SAMPLED, VALUES = 32, 256
+"""Runs of which some values are looked at, and how many of each."""
 FEW_GROUPS = 32
 """A part of an earlier release shows nothing but its row groups. If it has at most so many, all its keys are read."""
 
@@ -75,6 +81,39 @@ def stretches(
         if index not in chosen
     ]
     return [*chain.from_iterable(found), *whole]
+
+
+def sample(
+    stored: Stored, inputs: Sequence[TaskInput], column: int, parallel: Callable[..., Iterator[list[int]]] = map
+) -> list[tuple[int, float]]:
+    """Some values of a column of integers, dates or times, as integers, each with the bytes that it stands for.
+
+    They are from a row group of each of the heaviest runs; of lighter ones, and these may be newer, the bounds count.
+    Nulls are left out.
+    """
+    ordered = sorted(inputs, key=lambda run: -sum(part.size for part in run.parts))
+    heaviest, lighter = ordered[:MOST_SAMPLED], ordered[MOST_SAMPLED:]
+    found = [*zip(heaviest, parallel(partial(_values_of, stored, column), heaviest), strict=True)]
+    by = By(stored.schema.columns[column].id, stored.schema.columns[column].type)
+    found += [(run, list(ends(run.parts, stored.schemas, by) or ())) for run in lighter]
+    return [(one, sum(part.size for part in run.parts) / len(values)) for run, values in found for one in values]
+
+
+def _values_of(stored: Stored, column: int, run: TaskInput) -> list[int]:
+    """Some values of a row group in the middle of a run."""
+    name = stored.schema.names[column]
+    part = run.parts[len(run.parts) // 2]
+    source = source_of(stored.blob, stored.shard, part, run, stored.schemas)
+    if part.inline is not None:
+        table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=[name])
+    else:
+        reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
+        file = PartFile(source.key, reader, stored.schema, [name], times=False)
+        table = file.read(None, None, [len(file.bounds) // 2], use_threads=False)
+    values = plain(table.column(name)).drop_null()
+    some = values.take(pa.array(range(0, len(values), max(1, len(values) // VALUES)), pa.int64()))
+    sign = "u" if pa.types.is_unsigned_integer(some.type) else ""
+    return [int(one) for one in some.view(f"{sign}int{some.type.bit_width}").to_pylist()]
 
 
 def _is_worth_a_look(part: Part, grain: int, *, is_within: bool) -> bool:

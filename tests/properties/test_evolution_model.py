@@ -341,8 +341,12 @@ class Chain:
         return schema, cols
 
     def maintain(self) -> None:
+        """By the rules, or by all of what is there, in clusters by some column of now."""
+        cols = self.pasts[-1][0]
+        cluster = self.rng.choice(cols).name if cols and self.rng.random() < 0.5 else None
+        policy = persist.Policy(weight=1e9, advance=0.01, part_bytes=256, cluster=cluster) if cluster else None
         for shard in self.every:
-            self.client.maintain(shard)
+            self.client.maintain(shard, policy=policy)
 
     @property
     def every(self) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -357,9 +358,12 @@ class LibraryMachine(RuleBasedStateMachine):
             ["compact", "roll_up", "collect", "audit_orphans", "expire", "retain", "maintain", "scrub"]
         ),
         eager=st.booleans(),
+        cluster=st.sampled_from([None, "more", "more"]),
     )
-    def maintain(self, who: int, duty: str, eager: bool) -> None:
-        client, policy = self.clients[who], persist.Policy(weight=1e9, advance=0.01) if eager else persist.Policy()
+    def maintain(self, who: int, duty: str, eager: bool, cluster: str | None) -> None:
+        client, policy = self.clients[who], persist.Policy(part_bytes=512 if cluster else None, cluster=cluster)
+        if eager:
+            policy = msgspec.structs.replace(policy, weight=1e9, advance=0.01)
         options: dict[str, Any] = {"policy": policy} if duty in {"compact", "maintain"} else {}
         if who == 1:
             self.faults.go_on()

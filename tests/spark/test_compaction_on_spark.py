@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +23,8 @@ import persist_lib.spark
 from jobs.compact import compact_shards
 from jobs.engine import SparkEngine, engine_for
 from jobs.stop import Stop
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.clusters import are_apart, by_name
+from persist_lib.core.plan.compaction import MergeTask, Policy, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.maintain.compaction import run_task
 from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write
@@ -65,6 +68,37 @@ def test_contents_are_kept_ahead_by_spark_and_read_there(tmp_path: Path, spark: 
             options = {"location": client.url, "table": "s", "as_of": as_of, "diff": "true"}
             rows = spark.read.format("persist").options(**options).load().collect()
             assert {(row.k, row.v): row["_diff"] for row in rows} == model.contents(as_of)
+
+
+def test_what_spark_compacts_is_in_clusters_where_a_rule_says_so(client: persist.Client, spark: SparkSession) -> None:
+    rng, schema = np.random.default_rng(3), persist.Schema({"k": "int64"}, {"made": "date32", "v": "string"})
+    client.set_rules([{"pattern": "s", "cluster": "made"}])
+    write, read = client.open_shard("s", schema)
+    for at in range(8):
+        if at == 4:
+            assert on_spark(client, ["s"], SparkEngine(client, lambda: spark)) == {"s": None}
+        made = pa.array(rng.integers(0, 500, 4000), pa.int32()).cast(pa.date32())
+        rows = {
+            "k": rng.integers(0, 10**9, 4000),
+            "made": made,
+            "v": [f"{one:x}" for one in rng.integers(0, 10**9, 4000)],
+        }
+        write.compare_and_append(pa.table(rows), at, at + 1)
+    before = read.snapshot(7).to_arrow()
+    engine = SparkEngine(client, lambda: spark)
+    errors = compact_shards(client, ["s"], engine="spark", spark=engine, policy=Policy(cluster="made", weight=1e9))
+    assert [one.error for one in errors] == [None]
+    state = client.inspect("s").state
+    assert engine.tasks_run > 1
+    assert are_apart(state.trace[0], state.schemas, by_name(schema, "made"))
+    assert read.snapshot(7).to_arrow() == before
+    day = dt.date(1970, 3, 1)
+    with read.snapshot(7, filter=pc.field("made") == day) as found:
+        assert found.to_arrow() == before.filter(pc.equal(before["made"], day))
+    persist_lib.spark.register(spark)
+    frame = spark.read.format("persist").options(location=client.url, table="s").load()
+    assert frame.where(frame.made == day).count() == found.to_arrow().num_rows
+    assert not client.scrub("s").damaged
 
 
 def test_contents_survive_when_history_is_given_up_and_merged(client: persist.Client, spark: SparkSession) -> None:

@@ -5,8 +5,9 @@ half of what all newer ones hold together; the oldest one in debt is merged with
 weighs at least half of all that follows, which leaves at most log1.5(n) < 2*log2(n) batches, and an update that is
 rewritten finds itself in a batch at least 1.5 times larger, so it is rewritten O(log n) times, however the sizes came.
 
-Besides, a batch is rewritten alone when since has passed a third of its updates, or when it has several
-runs; neighbouring empty batches fuse without I/O. The trailing empty batch is left alone: appends extend it.
+Besides, a batch is rewritten alone when since has passed a third of its updates, or when it has several runs that are
+no clusters (`core.plan.clusters`); neighbouring empty batches fuse without I/O. The trailing empty batch is left alone:
+appends extend it.
 
 Where history that does not count outweighs a share of the contents, these are written beside the trace (`ahead`). Then
 what they stand for and what came after are two traces, each under the rule, until since has come to them (`settle`).
@@ -21,10 +22,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from persist_lib.arguments import check_type, parse_integer, parse_number
+from persist_lib.arguments import check_type, parse_integer, parse_number, parse_text
 from persist_lib.config import Config
 from persist_lib.core.cost import S3_LIST, Cost, Prices
-from persist_lib.core.formats import CONTENTS, OLDEST_MOVED, PART_SUMS
+from persist_lib.core.formats import CLUSTERS, CONTENTS, OLDEST_MOVED, PART_SUMS
+from persist_lib.core.plan import clusters
+from persist_lib.core.plan.clusters import By, Clusters
 from persist_lib.core.plan.fan_in import Room, grouped, slices
 from persist_lib.core.plan.retention import parse_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
@@ -35,7 +38,7 @@ from persist_lib.schema.schema import Schema
 from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
-Reason = Literal["merge", "fold", "advance", "sort", "flush", "fuse", "ahead", "settle", "drop", "publish"]
+Reason = Literal["merge", "fold", "advance", "sort", "cluster", "flush", "fuse", "ahead", "settle", "drop", "publish"]
 """`fold`: a merge of neighbouring batches that comes first, as one merge cannot read all of their runs. `ahead`: the
 contents are written beside the trace. `settle`: they take the place of what they stand for, without I/O. `drop`: they
 are not wanted any more. `publish`: a publication wants it in one run, below its folder."""
@@ -43,6 +46,10 @@ AHEAD_SHARE = 128
 """A trace of less than this share of a part's bytes is cheap to read as it is: nothing is kept ahead of it."""
 
 
+ONE_RUN = ("fold", "flush", "fuse", "publish")
+"""What is written for these reasons is one run for each merge."""
+MOST_READ = 1 / 2
+"""A batch of one run is put in clusters where a filter for one value has to read more than this share of it."""
 PARTS = 64
 """Into about so many parts an output is cut that is smaller than as many of the settings' size, none below a chunk."""
 
@@ -52,6 +59,7 @@ REASONS: Mapping[Reason, str] = {
     "fold": "it is in debt, and has more runs than one merge may read: these come first",
     "advance": "since has passed enough of its times to make it shrink",
     "sort": "several runs, or more than its bounds, are read each time",
+    "cluster": "a filter on the column that it is to be clustered by reads most of it",
     "flush": "too many bytes in the state itself",
     "fuse": "empty neighbours; no I/O",
     "ahead": "history outweighs the rows: the contents beside it",
@@ -83,6 +91,8 @@ class Policy(msgspec.Struct, frozen=True):
     """Memory of a merge, which bounds how many runs it reads at once. None: what the settings say."""
     retention: int | str | None = None
     """The history that a shard without a retention of its own keeps, as rules say it. None: all."""
+    cluster: str | None = None
+    """The column by whose values large batches are put in clusters, so that filters on it leave most of them out."""
     format: int | None = None
     """The newest format that shards are moved up to. None: what the settings say, and where they say none, the newest
     that this release knows."""
@@ -93,6 +103,8 @@ class Policy(msgspec.Struct, frozen=True):
         for name in ("part_bytes", "merge_bytes", "format"):
             if getattr(self, name) is not None:
                 parse_integer(getattr(self, name), name, 1)
+        if self.cluster is not None:
+            parse_text(self.cluster, "cluster", 500)
         if self.retention is not None:
             parse_retention(self.retention, "retention")
         if self.prices is not None:
@@ -141,6 +153,8 @@ class Request(msgspec.Struct, frozen=True):
     `output` is what replaces them where that is there already. `kept` are parts of the first run that nothing newer
     touches, in the order of their keys. A plan does not know them: it prices what is read and written at most. The
     shard is moved up to `format` first, if it is below.
+
+    `clusters` are those that the output is put into; a plan does not know where to cut yet.
     """
 
     inputs: tuple[Batch, ...]
@@ -153,6 +167,7 @@ class Request(msgspec.Struct, frozen=True):
     output: Batch | None = None
     kept: tuple[Kept, ...] = ()
     format: int = 0
+    clusters: Clusters | None = None
 
     @property
     def kept_parts(self) -> tuple[Part, ...]:
@@ -255,14 +270,18 @@ def _settle(state: State, older: tuple[Batch, ...]) -> Request | None:
     kept = state.contents
     if kept is None or not kept.since <= state.since:
         return None
+    if len(older) == 1 and kept.since <= older[0].since:
+        return _given_up(kept)  # the trace has what they are, in other runs
     output = msgspec.structs.replace(kept, since=state.since)
     return Request(older, state.since, _schema_of((kept,)), "settle", Cost(), DEFAULTS.part_bytes, output=output)
 
 
 def _drop(state: State, policy: Policy) -> Request | None:
     kept = state.contents
-    if kept is None or policy.ahead:
-        return None
+    return None if kept is None or policy.ahead else _given_up(kept)
+
+
+def _given_up(kept: Batch) -> Request:
     return Request((kept,), kept.since, _schema_of((kept,)), "drop", Cost(), DEFAULTS.part_bytes)
 
 
@@ -401,7 +420,8 @@ def _debt_slice(trace: tuple[Batch, ...], policy: Policy) -> tuple[int, int]:
 
 def _merges(state: State, batches: tuple[Batch, ...], policy: Policy) -> list[Request]:
     """One request for all of them; or several, which come before that one where it would read too many runs at once."""
-    first = slices(batches, _row_bytes(state), _room(policy))
+    by = _by(state, batches, policy)
+    first = slices(batches, _row_bytes(state), _room(policy), lambda one: clusters.merged_runs(one, state.schemas, by))
     if not first:
         return [_request(state, batches, "merge", policy)]
     return [_request(state, batches[start:end], "fold", policy) for start, end in first]
@@ -418,9 +438,14 @@ def _room(policy: Policy) -> Room:
 def _rewrite_reason(batch: Batch, state: State, policy: Policy) -> Reason | None:
     if batch.inline_size and state.inline_size > policy.inline_fill * INLINE_TOTAL_BYTES:
         return "flush"
-    if len(batch.runs) > 1 or not batch.exact:
+    by = _by(state, (batch,), policy)
+    if (len(batch.runs) > 1 or not batch.exact) and not clusters.are_apart(batch, state.schemas, by):
         return "sort"
-    return "advance" if _passed(batch, state.since) >= policy.advance else None
+    if _passed(batch, state.since) >= policy.advance:
+        return "advance"
+    # A batch is not rewritten as it was but for its runs: the state machine takes it only as of a later since.
+    is_due = len(batch.runs) == 1 and batch.since < state.since and bool(_clusters(state, (batch,), "cluster", policy))
+    return "cluster" if is_due and by is not None and clusters.share(batch, state.schemas, by) > MOST_READ else None
 
 
 def _passed(batch: Batch, since: Antichain) -> float:
@@ -462,9 +487,38 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
         policy.prices or S3_LIST
     )
-    runs = [run for batch in inputs for run in batch.run_parts()]
-    merges = grouped(runs, _row_bytes(state), _room(policy))
-    return Request(inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges))
+    found = _clusters(state, inputs, reason, policy)
+    merges = _grouped(state, inputs, policy, None if found is None else _by(state, inputs, policy))
+    if found is not None and len(merges) > 1:
+        found, merges = None, _grouped(state, inputs, policy)
+    return Request(
+        inputs, state.since, _schema_of(inputs), reason, cost, part_bytes, tuple(merges), clusters=found
+    )  # fmt: skip
+
+
+def _grouped(state: State, inputs: tuple[Batch, ...], policy: Policy, by: By | None = None) -> list[int]:
+    """Where groups of runs start that one merge can read; of clusters, as tasks of a merge into clusters read them."""
+    runs = [run for batch in inputs for run in clusters.merged_runs(batch, state.schemas, by)]
+    return grouped(runs, _row_bytes(state), _room(policy))
+
+
+def _by(state: State, inputs: tuple[Batch, ...], policy: Policy) -> By | None:
+    """What clusters go by in the schema that is written."""
+    if policy.cluster is None or not state.schemas or state.pins:
+        return None  # a publication names files of one run
+    return clusters.by_name(state.schemas[-1], policy.cluster, state.schemas[_schema_of(inputs)])
+
+
+def _clusters(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Clusters | None:
+    """What an output is put into; None for one run."""
+    by = _by(state, inputs, policy)
+    if by is None or reason in ONE_RUN or state.format < CLUSTERS:
+        return None
+    count = clusters.count_of(sum(batch.size for batch in inputs), _most(policy))
+    if len(inputs) == 1 and not inputs[0].since < state.since:
+        count = min(count, len(inputs[0].runs) - 1)  # the state machine takes it where it has fewer runs
+    place = clusters.place_of(state.schemas[_schema_of(inputs)], by)
+    return Clusters(place, count) if count > 1 and place is not None else None
 
 
 def _most(policy: Policy) -> int:
@@ -518,6 +572,8 @@ class MergeTask(msgspec.Struct, frozen=True, array_like=True):
     """Whether its parts are to stand below a publication's folder."""
     says_sums: bool = False
     """Whether its parts are to say what their updates add up to."""
+    clusters: Clusters | None = None
+    """Which rows it writes, and into which clusters: each of its parts is of one."""
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True):
@@ -544,10 +600,13 @@ def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequen
         return request.output
     kept = request.kept_parts
     parts = tuple(part for result in results for part in result.parts)
-    if kept:
+    starts: Sequence[int] = ()
+    if request.clusters is not None:
+        parts, starts = clusters.in_clusters(parts, request.clusters)
+    elif kept:
         parts = tuple(sorted((*parts, *kept), key=lambda part: part.key_lower))
     before = [0, *accumulate(len(result.parts) for result in results)]
-    runs = sorted({before[start] for start in merges} - {len(parts)})
+    runs = starts or sorted({before[start] for start in merges} - {len(parts)})
     sums = total((*(result.sums for result in results), sums_of_parts(kept) or Sums()))
     return Batch(
         request.inputs[0].lo, request.inputs[-1].hi, request.lower, request.upper, request.since,

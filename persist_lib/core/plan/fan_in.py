@@ -8,7 +8,7 @@ results. Each round divides the number of runs by the size of the groups, so eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from persist_lib.core.state import Batch, Part
@@ -94,22 +94,30 @@ def grouped(runs: Sequence[Run], each: int, room: Room) -> list[int]:
     return starts
 
 
-def slices(batches: Sequence[Batch], each: int, room: Room) -> list[tuple[int, int]]:
+def slices(
+    batches: Sequence[Batch], each: int, room: Room, merged_runs: Callable[[Batch], Sequence[Run]] = Batch.run_parts
+) -> list[tuple[int, int]]:
     """Which slices of the batches are to be merged first, so that all of them can be merged later. Empty if they fit.
 
     Heavy batches are left out as long as others can be merged. A batch that does not fit by itself is a slice, too.
+    `merged_runs` are those of a batch that the last merge reads side by side, which of clusters are not all.
     """
-    if fit((run for batch in batches for run in batch.run_parts()), each, room):
+    if fit((run for batch in batches for run in merged_runs(batch)), each, room):
         return []
-    light = list(_slices(batches, each, room, heavy=HEAVY * room.gathered))
-    return light or list(_slices(batches, each, room, heavy=None))
+    heavy = frozenset(
+        place
+        for place, batch in enumerate(batches)
+        if len(batch.runs) <= 1 or len(merged_runs(batch)) < len(batch.runs)
+        if weight(batch.parts, each) > HEAVY * room.gathered
+    )
+    return list(_slices(batches, each, room, heavy)) or list(_slices(batches, each, room, frozenset()))
 
 
-def _slices(batches: Sequence[Batch], each: int, room: Room, *, heavy: int | None) -> Iterator[tuple[int, int]]:
+def _slices(batches: Sequence[Batch], each: int, room: Room, heavy: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """The same with the places of those that are heavy."""
     start, group = 0, _Group(room)
     for index, batch in enumerate(batches):
-        runs = batch.run_parts()
-        is_heavy = heavy is not None and len(runs) == 1 and weight(batch.parts, each) > heavy
+        runs, is_heavy = batch.run_parts(), index in heavy
         if is_heavy or (not group.add(runs, each) and index > start):
             if _reduces(batches[start:index]):
                 yield start, index

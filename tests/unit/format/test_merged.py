@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_lib.core.trace import CHUNK_BYTES, GROUP_BYTES, GROUP_ROWS
-from persist_lib.format.parts import gathered, parts_of
+from persist_lib.format.parts import Gathering, parts_of
 from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema(key={"id": "int64"}, value={"payload": "binary", "word": "string"})
 WIDTH = 4096
+
+
+def gathered(given: Iterable[pa.Table], part_bytes: int = 128 << 20) -> Iterator[pa.Table]:
+    """All tables of a `Gathering`."""
+    held = Gathering(part_bytes)
+    for window in given:
+        yield from held.add(window)
+    yield from held.finish()
 
 
 def windows(count: int, rows: int, width: int = WIDTH) -> list[pa.Table]:
