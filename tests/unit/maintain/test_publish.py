@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import polars as pl
 import pyarrow as pa
@@ -355,6 +356,7 @@ EVERY = {
     "f64": "float64", "flag": "bool", "text": "string", "raw": "binary", "day": "date32", "t": "timestamp[us]",
     "tz": "timestamp[us, UTC]", "money": "decimal128(18, 2)", "uuid": "fixed_size_binary[16]",
     "tags": "list<string>", "address": "struct<city: string, zip: int32>", "labels": "map<string, int64>",
+    "doc": "json", "id4": "uuid",
 }  # fmt: skip
 
 
@@ -365,6 +367,7 @@ def test_values_of_every_type_are_read_as_they_are(folder: persist.Client, as_: 
         "flag": True, "text": "größe", "raw": b"\x00\xff", "day": dt.date(2026, 1, 2), "t": dt.datetime(2026, 1, 2, 3),  # noqa: DTZ001
         "tz": dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC), "money": None, "uuid": bytes(range(16)),
         "tags": ["a", None], "address": {"city": "Bonn", "zip": 1}, "labels": [("x", 1)],
+        "doc": {"b": [1, None], "a": "ö"}, "id4": UUID(int=5),
     }  # fmt: skip
     with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, EVERY)) as write:
         write.append_now([{"id": 1, **values}, {"id": 2, **dict.fromkeys(EVERY)}])
