@@ -1,4 +1,4 @@
-"""Contents that are kept ahead: what the first batches of a trace come to, in one run beside them.
+"""Contents that are kept ahead: what the first batches of a trace come to, beside them, in one run or in clusters.
 
 While since stays, history is in the trace, and merging it makes no read cheaper: most of its updates do not count. So
 the contents as of T are kept beside it. A read at T or later takes them and the batches beyond (`State.batches_at`);
