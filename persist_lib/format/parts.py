@@ -78,7 +78,7 @@ def parts_of_clusters(
     runs = [_OneRun(schema, schema_id, part_bytes, map) for _ in range(len(cuts) + 1)]
     name = schema.names[column]
     for window in windows:
-        places = _clusters_of(window.column(name), cuts)
+        places = places_of(window.column(name), cuts)
         for place in np.unique(places).tolist():
             flags = places == place
             yield from runs[place].add(window if flags.all() else window.filter(mask_of(flags)))
@@ -86,7 +86,8 @@ def parts_of_clusters(
         yield from run.finish()
 
 
-def _clusters_of(column: pa.ChunkedArray, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
+def places_of(column: pa.ChunkedArray, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The cluster of each value, where they are cut so: integers, dates or times, or null, which is in the last one."""
     array = plain(column)
     sign = "u" if pa.types.is_unsigned_integer(array.type) else "i"  # dates and times are as Arrow stores them
     values = fixed(array, f"<{sign}{array.type.bit_width // 8}")

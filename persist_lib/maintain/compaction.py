@@ -51,7 +51,7 @@ from persist_lib.kernel.merge import merge_windows
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.unchanged import kept_by
+from persist_lib.maintain.unchanged import kept_by, kept_clusters
 from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.width import row_bytes
@@ -312,23 +312,34 @@ def _keeping(machine: Machine, request: Request) -> Request:
 
 
 def _clustered(machine: Machine, request: Request, wanted: Clusters) -> Request:
-    """The request with where its clusters are cut: by some values of the heaviest runs that it reads.
+    """The request with where its clusters are cut, by some values of the heaviest runs, and with those that it keeps.
 
     Where these are all the same and others are not, the greatest of all is by itself, so that there are two clusters.
     """
     state, inputs = machine.state, task_inputs(request)
-    schema = state.schemas[request.schema]
-    stored = Stored(machine.blob, machine.shard, state.schemas, schema)
+    schema, column = state.schemas[request.schema], state.schemas[request.schema].columns[wanted.column]
+    by, stored = By(column.id, column.type), Stored(machine.blob, machine.shard, state.schemas, schema)
+    is_of_trace = request.reason == "ahead" and request.inputs[0] != state.contents
     try:
+        found = None if is_of_trace else kept_clusters(request, wanted.most, by, stored, machine.config.task_bytes)
+        keys = {part.key for part in found.kept.parts} if found is not None else ()
+        read = [run for run in inputs if not any(part.key in keys for part in run.parts)]
         with machine.runtime.pool(machine.config.read_threads, "persist-cut") as pool:
-            found = sample(stored, inputs, wanted.column, pool.map)
+            values = sample(stored, read, wanted.column, pool.map)
     except Missing:
         return msgspec.structs.replace(request, clusters=None)  # as where it is not known what can be kept
-    if not (cuts := cuts_of(found, wanted.most)):
-        column = schema.columns[wanted.column]
-        all_ = ends([part for run in inputs for part in run.parts], state.schemas, By(column.id, column.type))
+    cuts = cuts_of(values, wanted.most if found is None else found.most)
+    if found is None and not cuts:
+        all_ = ends([part for run in inputs for part in run.parts], state.schemas, by)
         cuts = all_[1:] if all_ and all_[0] < all_[1] else ()
-    return msgspec.structs.replace(request, clusters=msgspec.structs.replace(wanted, cuts=cuts) if cuts else None)
+    stretches, edges = ([(None, None)], set[int]()) if found is None else (found.stretches, found.edges)
+    whole = msgspec.structs.replace(wanted, cuts=cuts)
+    edges = edges.union(*(whole.between(*stretch).cuts for stretch in stretches))
+    whole = msgspec.structs.replace(wanted, cuts=tuple(sorted(edges)))
+    return msgspec.structs.replace(
+        request, clusters=whole if edges else None, written=tuple(whole.between(*stretch) for stretch in stretches),
+        kept=() if found is None else (found.kept,),
+    )  # fmt: skip
 
 
 def _is_published(request: Request, state: State) -> bool:
@@ -356,10 +367,12 @@ def merge_tasks(machine: Machine, worker: WriterId, request: Request, engine: En
     merged = [inputs[start:end] for start, end in pairwise(edges)]
     if request.kept:
         kept = {part.key for part in request.kept_parts}
-        first = msgspec.structs.replace(inputs[0], parts=tuple(one for one in inputs[0].parts if one.key not in kept))
-        merged = [(first, *inputs[1:])] if first.parts else [inputs[1:]]
+        left = (
+            msgspec.structs.replace(run, parts=tuple(one for one in run.parts if one.key not in kept)) for run in inputs
+        )
+        merged = [tuple(run for run in left if run.parts)]
     if request.clusters is not None:
-        return _clustering(machine, worker, request, inputs, engine)
+        return _clustering(machine, worker, request, merged[0], engine)
     return [task for runs in merged for task in _tasks(machine, worker, request, runs, engine)]
 
 
@@ -376,9 +389,9 @@ def _clustering(
     def fits(wanted: Clusters) -> bool:
         return fit((run.parts for run in having(wanted)), row_bytes(schema), room)
 
-    found = []
-    for wanted in split(request.clusters, fits) if request.clusters is not None else ():
-        tasks = _tasks(machine, worker, request, having(wanted), engine)
+    found, alone = list[MergeTask](), msgspec.structs.replace(request, kept=())  # what is kept has no keys of its own
+    for wanted in (one for written in request.written for one in split(written, fits)):
+        tasks = _tasks(machine, worker, alone, having(wanted), engine)
         found += [msgspec.structs.replace(task, clusters=wanted) for task in tasks]
     return found
 

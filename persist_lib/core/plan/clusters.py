@@ -47,15 +47,10 @@ class Clusters(msgspec.Struct, frozen=True, array_like=True):
     lower: int | None = None
     upper: int | None = None
 
-    @property
-    def halves(self) -> tuple[Clusters, Clusters]:
-        """The same clusters in two tasks."""
-        middle = len(self.cuts) // 2
-        at = self.cuts[middle]
-        return (
-            msgspec.structs.replace(self, cuts=self.cuts[:middle], upper=at),
-            msgspec.structs.replace(self, cuts=self.cuts[middle + 1 :], lower=at),
-        )
+    def between(self, lower: int | None, upper: int | None) -> Clusters:
+        """Those of them in `[lower, upper)`."""
+        cuts = (cut for cut in self.cuts if (lower is None or cut > lower) and (upper is None or cut < upper))
+        return msgspec.structs.replace(self, cuts=tuple(cuts), lower=lower, upper=upper)
 
 
 def by_name(newest: Schema, name: str | None, written: Schema | None = None) -> By | None:
@@ -138,7 +133,9 @@ def split(clusters: Clusters, fits: Callable[[Clusters], bool]) -> list[Clusters
     """The clusters in as few tasks as fit, in order."""
     if not clusters.cuts or fits(clusters):
         return [clusters]
-    return [one for half in clusters.halves for one in split(half, fits)]
+    middle = clusters.cuts[len(clusters.cuts) // 2]
+    halves = (clusters.between(clusters.lower, middle), clusters.between(middle, clusters.upper))
+    return [one for half in halves for one in split(half, fits)]
 
 
 def in_clusters(parts: Sequence[Part], clusters: Clusters) -> tuple[tuple[Part, ...], tuple[int, ...]]:

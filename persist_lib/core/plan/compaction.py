@@ -154,7 +154,8 @@ class Request(msgspec.Struct, frozen=True):
     touches, in the order of their keys. A plan does not know them: it prices what is read and written at most. The
     shard is moved up to `format` first, if it is below.
 
-    `clusters` are those that the output is put into; a plan does not know where to cut yet.
+    `clusters` are those that the output is put into, and `written` those of them that are not kept, as far as they
+    follow one another. A plan does not know where to cut yet.
     """
 
     inputs: tuple[Batch, ...]
@@ -168,6 +169,7 @@ class Request(msgspec.Struct, frozen=True):
     kept: tuple[Kept, ...] = ()
     format: int = 0
     clusters: Clusters | None = None
+    written: tuple[Clusters, ...] = ()
 
     @property
     def kept_parts(self) -> tuple[Part, ...]:
@@ -602,7 +604,7 @@ def output_batch(request: Request, results: Sequence[TaskResult], merges: Sequen
     parts = tuple(part for result in results for part in result.parts)
     starts: Sequence[int] = ()
     if request.clusters is not None:
-        parts, starts = clusters.in_clusters(parts, request.clusters)
+        parts, starts = clusters.in_clusters((*parts, *kept), request.clusters)
     elif kept:
         parts = tuple(sorted((*parts, *kept), key=lambda part: part.key_lower))
     before = [0, *accumulate(len(result.parts) for result in results)]

@@ -196,13 +196,7 @@ def test_contents_that_are_kept_ahead_are_in_clusters_and_every_time_reads_as_be
     write.compare_and_append(rows, 0, 1)
     for at in range(1, 4):
         picked = rng.choice(rows.num_rows, ROWS, replace=False)
-        old = rows.take(picked)
-        new = old.set_column(1, "made", pa.array(rng.integers(0, 1000, ROWS), pa.int32()))
-        both = pa.concat_tables([old, new]).append_column("_diff", pa.array([-1] * ROWS + [1] * ROWS, pa.int64()))
-        write.compare_and_append(both, at, at + 1)
-        rest = np.setdiff1d(np.arange(rows.num_rows), picked)
-        rows = pa.concat_tables([rows.take(rest), new]).sort_by("id")
-        seen[at] = rows
+        seen[at] = rows = changed(client, rows, picked, at, rng.integers(0, 1000, ROWS))
     assert "ahead" in reasons(client)
     ahead = client.inspect("s").state.contents
     assert ahead is not None
@@ -216,6 +210,68 @@ def test_contents_that_are_kept_ahead_are_in_clusters_and_every_time_reads_as_be
     assert "settle" in reasons(client)
     assert is_clustered(client)
     assert reasons(client) == []
+    check_world(client, "s")
+
+
+def changed(client: persist.Client, rows: pa.Table, picked: Any, at: int, made: Any) -> pa.Table:
+    """Take these rows back at a time, and add them with other values; all rows after it."""
+    old = rows.take(picked)
+    new = old.set_column(1, "made", pa.array(made, pa.int32())).set_column(2, "n", pa.array([at] * len(picked)))
+    both = pa.concat_tables([old, new]).append_column(
+        "_diff", pa.array([-1] * len(picked) + [1] * len(picked), pa.int64())
+    )
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append(both, at, at + 1)
+    return pa.concat_tables([rows.take(np.setdiff1d(np.arange(rows.num_rows), picked)), new]).sort_by("id")
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_clusters_that_nothing_newer_belongs_into_are_kept(client: persist.Client, nulls: bool) -> None:
+    made = [*range(8 * ROWS)]
+    rows = table([None if nulls and one % 97 == 0 else one for one in made]).sort_by("id")
+    _, read = client.open_shard("s", SCHEMA)
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append(rows, 0, 1)
+    policy, wrote = Policy(cluster="made", ahead=1e-6), []
+    for at in range(1, 8):
+        values = rows["made"].fill_null(10**9 if nulls else 0).to_numpy()
+        picked = np.flatnonzero(values > 7.5 * ROWS)[: ROWS // 8]
+        rows = changed(client, rows, picked, at, rows["made"].take(picked).to_pylist())
+        done = [one for one in client.compact("s", policy=policy).applied if one.reason == "ahead"]
+        wrote += [one.bytes_out for one in done]
+        assert read.snapshot().to_arrow() == rows
+    state = client.inspect("s").state
+    assert state.contents is not None
+    assert are_apart(state.contents, state.schemas, by_name(SCHEMA, "made"))
+    assert max(wrote[1:]) < wrote[0] / 2, "the newest clusters alone are written again"
+    assert len(state.contents.runs) <= 2 * 16
+    read.downgrade_since(7)
+    client.compact("s", policy=policy)
+    assert read.snapshot().to_arrow() == rows
+    check_world(client, "s")
+
+
+def test_any_history_in_clusters_reads_as_a_table_would(client: persist.Client, rng: random.Random) -> None:
+    rows = table([rng.choice([None, rng.randrange(1000)]) for _ in range(5 * ROWS)]).sort_by("id")
+    _, read = client.open_shard("s", SCHEMA)
+    with client.open_writer("s", SCHEMA) as write:
+        write.compare_and_append(rows, 0, 1)
+    for at in range(1, 9):
+        low = rng.randrange(1000)
+        near = np.flatnonzero(
+            np.abs(rows["made"].fill_null(rng.randrange(2000)).to_numpy() - low) < rng.choice([5, 300])
+        )
+        picked = near[: rng.randint(1, ROWS)]
+        kept_as = rows["made"].take(picked).to_pylist()
+        rows = changed(
+            client, rows, picked, at, [one if rng.random() < 0.9 else rng.randrange(1000) for one in kept_as]
+        )
+        if rng.random() < 0.3:
+            read.downgrade_since(at - 1)
+        client.compact("s", policy=Policy(cluster="made", ahead=rng.choice([0, 1e-6]), weight=rng.choice([0.5, 1e9])))
+        assert read.snapshot().to_arrow() == rows
+        where = pc.field("made") < low
+        assert read.snapshot(filter=where).to_arrow() == rows.filter(pc.less(rows["made"], low))
     check_world(client, "s")
 
 
