@@ -372,8 +372,9 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
     "Cost.priced": (None, {"prices": instance(persist.Prices)}),
     "Policy": (
         lambda _: {"weight": 0.5, "advance": 0.5, "ahead": 0.5, "part_bytes": 5, "inline_fill": 0.5, "prices": None,
-                   "merge_bytes": 5, "retention": "7 days", "format": 5},
+                   "merge_bytes": 5, "retention": "7 days", "format": 5, "cluster": "made"},
         {"weight": share, "advance": share, "ahead": share, "inline_fill": share, "retention": or_none(time),
+         "cluster": or_none(lambda value: isinstance(value, str) and len(value) <= 500 and value.isprintable()),
          **dict.fromkeys(("part_bytes", "merge_bytes", "format"), or_none(integer(1, math.inf)))},
     ),
     "Prices": (
