@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -398,7 +399,7 @@ def test_what_is_deleted_before_it_was_read_is_said_and_not_passed_over(place: P
 
 
 def test_a_broker_that_lost_its_log_has_diverged(place: Place) -> None:
-    """It is the same topic for it, and begins at 0 again. Who was reading knows it also once it is as long again."""
+    """It is the same topic for it, and begins at 0 again. It is known also once it is as long again: by the leader."""
     place.create()
     for id_ in range(3):
         place.put(id_, "a")
@@ -416,11 +417,53 @@ def test_a_broker_that_lost_its_log_has_diverged(place: Place) -> None:
         place.catch_up()
     for id_ in range(8, 14):
         place.put(id_, "b")
-    with pytest.raises(Diverged, match="what is there before 3 is not what was read"):
-        instances[0].step()
+    for act in (instances[0].step, instances[1].step, place.catch_up):
+        with pytest.raises(Diverged, match="what is there before 3 is not what was read"):
+            act()
     assert place.words() == dict.fromkeys(range(3), "a")
     for one in instances:
         one.close()
+
+
+def test_what_a_killed_instance_had_bound_and_the_broker_lost_has_diverged(place: Place) -> None:
+    """It was bound and not durable: who comes next finds other messages there, as many."""
+    place.create()
+    place.put(0, "a")
+    place.catch_up()
+    with closing(place.sources.open("s")) as instance:
+        for id_ in range(1, 4):
+            place.put(id_, "b")
+        place.world.clock.advance(1)
+        instance._mint(place.world.client().runtime.deadline(10))
+    place.broker.kill()
+    shutil.rmtree(place.broker.root / "data" / f"{place.topic.name}-0")
+    place.broker.start()
+    place.topic.write([b"c"] * 9)
+    for _ in range(2):
+        with pytest.raises(Diverged, match="is not what was read"):
+            place.catch_up()
+    assert place.words() == {0: "a"}
+
+
+def test_a_transaction_that_ends_under_another_leader_is_continued_after(place: Place) -> None:
+    """Its end is no message, and of a later epoch than the last message: whoever continues there has lost nothing."""
+    place.create()
+    place.put(1, "before")
+    one = Transaction(place.broker)
+    one.put(place.topic, 1, "within")
+    epoch = place.broker.offsets(place.topic.name)[2]
+    place.broker.kill()
+    place.broker.start()
+    one.commit()
+    until(lambda: place.broker.offsets(place.topic.name)[:2] == (0, 3))
+    assert place.broker.offsets(place.topic.name)[2] > epoch
+    until(lambda: place.catch_up() and place.durable() == {f"{place.topic.name}/0": 3})
+    place.put(2, "after")
+    place.catch_up()
+    place.broker.delete_records(place.topic.name, 0, 4)  # all that there is, and what its leaders were
+    place.put(3, "later")
+    place.catch_up()
+    assert place.words() == {1: "within", 2: "after", 3: "later"}
 
 
 def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(tmp_path: Path, rng: random.Random) -> None:

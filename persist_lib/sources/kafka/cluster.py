@@ -6,7 +6,7 @@ What goes wrong with brokers may be otherwise soon, so it is Determinate: readin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ ANSWER_S = 15.0
 """How long brokers may take to answer."""
 WAIT_S = 0.5
 """How long is waited for the first message of a batch."""
+STARTS, START_S = 100, 0.002
+"""How often is looked whether the client has begun to read a partition, and how long is waited in between."""
 LOG = logging.getLogger(__name__)
 LOG.addHandler(logging.NullHandler())  # what matters is in errors; who wants the rest adds a handler
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -39,6 +41,30 @@ DEFAULTS = {
 ONLY_READING = ("fetch.", "queued.", "check.crcs", "max.partition.fetch.bytes", "receive.message.max")
 """Options that a client for questions does not know."""
 Partition = tuple[str, int]
+NO_EPOCH = -1
+
+
+class Place(NamedTuple):
+    """A place in a partition: an offset, and the epoch of the leader that wrote the message just before it, if known.
+
+    No two messages of a topic have the same offset and the same epoch. Epochs only go up, and a leader that lacks
+    messages which were there has a new one.
+    """
+
+    offset: int
+    epoch: int = NO_EPOCH
+
+    @property
+    def is_known(self) -> bool:
+        return self.epoch != NO_EPOCH
+
+    def fits(self, other: Place) -> bool:
+        """Whether both can be of one log, with no message between them."""
+        return self.epoch == other.epoch or not (self.is_known and other.is_known)
+
+    def is_within(self, end: Place) -> bool:
+        """Whether it can be of a log whose last message was that of `end` once, where others may be gone since."""
+        return self.fits(end) or (self.epoch < end.epoch and self.offset < end.offset)
 
 
 class Topic(NamedTuple):
@@ -55,6 +81,7 @@ class Cluster:
         self._declared = declared
         options, self._secrets = declared.configuration()
         self._trouble = ""
+        self._unasked: dict[Partition, Place] = {}
         common = {**DEFAULTS, **options, "bootstrap.servers": declared.brokers}
         reading = {
             "group.id": declared.group or "persist", "isolation.level": declared.isolation,
@@ -109,21 +136,49 @@ class Cluster:
             raise self.failed(f"{topic}/{number}: the broker does not say yet where it begins and ends")
         return found
 
-    def read_from(self, positions: Mapping[Partition, int]) -> None:
+    def read_from(self, places: Mapping[Partition, Place]) -> None:
+        """Read partitions. Where an epoch is known, the leader is asked first whether its log has what was before."""
         with self._asking():
-            self._consumer.incremental_assign([TopicPartition(*one, at) for one, at in positions.items()])
+            self._consumer.incremental_assign([TopicPartition(*one, at.offset) for one, at in places.items()])
+        self._unasked |= {one: at for one, at in places.items() if at.is_known}
 
-    def leave(self, partitions: Iterable[Partition]) -> None:
+    def leave(self, partitions: Collection[Partition]) -> None:
         with self._asking():
             self._consumer.incremental_unassign([TopicPartition(*one) for one in partitions])
+        self._unasked = {one: at for one, at in self._unasked.items() if one not in partitions}
 
     def consume(self, most: int) -> list[Any]:
         """Some of the next messages, and events: what is here, or the first one to come for a short time."""
         with self._asking():
+            self._ask_leaders()
             found = self._consumer.consume(most, 0)
             if not found and (found := self._consumer.consume(1, WAIT_S)) and most > 1:
                 found += self._consumer.consume(most - 1, 0)
-        return list(found)
+        return [one for one in found if not self._unasked or self._counts(one)]
+
+    def _ask_leaders(self) -> None:
+        """Seek where an epoch is known: only then a client that knows the leader already asks it.
+
+        That cannot be before the partition is read, which takes a moment, and never is where its offset is not there.
+        """
+        for _ in range(STARTS):
+            for one, at in list(self._unasked.items()):
+                try:
+                    self._consumer.seek(TopicPartition(*one, at.offset, "", at.epoch))
+                except KafkaException as error:
+                    if error.args[0].code() != KafkaError._STATE:
+                        raise
+                else:
+                    del self._unasked[one]
+            if not self._unasked:
+                return
+            self._admin.poll(START_S)
+
+    def _counts(self, message: Any) -> bool:
+        """Whether a message or an event is no rumour: the leader was asked, or it says why that cannot be."""
+        error = message.error()
+        is_trouble = error is not None and not is_end(error)
+        return is_trouble or (message.topic(), message.partition()) not in self._unasked
 
     def wait(self) -> None:
         self._admin.poll(WAIT_S)
@@ -191,7 +246,12 @@ def is_other_log(error: KafkaError) -> bool:
     A client that was reading then knows it by the epoch of the leader. librdkafka has a code for that, and gives it out
     in the text of `_AUTO_OFFSET_RESET` alone.
     """
-    return "log truncation" in error.str()
+    return "log truncation" in error.str() and not is_unknown_epoch(error)
+
+
+def is_unknown_epoch(error: KafkaError) -> bool:
+    """Whether a leader does not know an epoch in which messages were read: it may not have heard of a newer leader."""
+    return "No epoch found" in error.str()
 
 
 MOMENT = pa.timestamp("ms", "UTC")
@@ -206,17 +266,26 @@ class Chunk(NamedTuple):
     table: pa.Table
     addresses: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.int64]
+    epochs: npt.NDArray[np.int32]
 
 
 class Ahead:
     """What was read of one partition: all its messages in `[start, end)`, whatever offsets have none.
 
-    Of what was given out, nothing is kept.
+    Of what was given out, nothing is kept but the place after the last message, as it is for `start` at first.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, last: Place) -> None:
         self.start = self.end = start
         self.chunks: list[Chunk] = []
+        self._last = last
+
+    def last(self, end: int) -> Place:
+        """The place after the last message before `end`."""
+        for chunk in reversed(self.chunks):
+            if before := int(np.searchsorted(chunk.addresses, end)):
+                return Place(int(chunk.addresses[before - 1]) + 1, int(chunk.epochs[before - 1]))
+        return self._last
 
     @property
     def bytes(self) -> int:
@@ -238,6 +307,7 @@ class Ahead:
                 yield chunk.table.slice(low, high - low)
 
     def forget(self, end: int) -> None:
+        self._last = self.last(end)
         kept = [(chunk, int(np.searchsorted(chunk.addresses, end))) for chunk in self.chunks]
         self.chunks = [_from(chunk, first) for chunk, first in kept if first < len(chunk.addresses)]
         self.start = max(self.start, end)
@@ -277,6 +347,7 @@ def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tu
     sizes = np.asarray(pc.fill_null(pc.binary_length(values), 0)).astype(np.int64) + EACH
     sizes += np.asarray(pc.fill_null(pc.binary_length(keys), 0))
     sizes += np.asarray(pc.fill_null(pc.binary_length(headers), 0))
+    order = np.arange(count)
     if (numbers != numbers[0]).any():
         order = np.argsort(numbers, kind="stable")
         table, numbers, sizes, addresses = table.take(array_of(order)), numbers[order], sizes[order], addresses[order]
@@ -284,14 +355,29 @@ def chunks_of(messages: Sequence[Any], topics: Mapping[str, int]) -> Iterator[tu
     names = list(topics)
     for low, high in pairwise(bounds):
         place = int(numbers[low])
-        chunk = Chunk(table.slice(low, high - low), addresses[low:high], np.cumsum(sizes[low:high]))
+        epochs = _epochs(messages, order[low:high])
+        chunk = Chunk(table.slice(low, high - low), addresses[low:high], np.cumsum(sizes[low:high]), epochs)
         yield names[place >> 32], place & 0xFFFFFFFF, chunk
+
+
+def _epochs(messages: Sequence[Any], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """The epochs of the leaders that wrote these messages of a partition. They only go up: mostly all are the first."""
+    first, last = _epoch(messages[order[0]]), _epoch(messages[order[-1]])
+    if first == last:
+        return np.full(len(order), first, np.int32)
+    return np.fromiter([_epoch(messages[place]) for place in order.tolist()], np.int32, len(order))
+
+
+def _epoch(message: Any) -> int:
+    epoch = message.leader_epoch()
+    return NO_EPOCH if epoch is None else int(epoch)
 
 
 def _from(chunk: Chunk, first: int) -> Chunk:
     if not first:
         return chunk
-    return Chunk(chunk.table.slice(first), chunk.addresses[first:], chunk.sizes[first:] - chunk.sizes[first - 1])
+    sizes = chunk.sizes[first:] - chunk.sizes[first - 1]
+    return Chunk(chunk.table.slice(first), chunk.addresses[first:], sizes, chunk.epochs[first:])
 
 
 def _shown(headers: Sequence[tuple[str, bytes | None]] | None) -> str | None:
