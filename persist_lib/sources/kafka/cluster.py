@@ -6,7 +6,9 @@ What goes wrong with brokers may be otherwise soon, so it is Determinate: readin
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +28,10 @@ from persist_lib.sources.protocol import ADDRESS, VALUE
 
 ANSWER_S = 15.0
 """How long brokers may take to answer."""
+LOOK_S, LOOKS = 0.1, 20
+"""How often is looked whether brokers refuse a client, while it waits, and how often before that may end it."""
+REFUSALS = 3
+"""How many times in a row a client is refused before that is for good: it tries again by itself."""
 WAIT_S = 0.5
 """How long is waited for the first message of a batch."""
 STARTS, START_S = 100, 0.002
@@ -40,6 +46,10 @@ DEFAULTS = {
 }  # fmt: skip
 ONLY_READING = ("fetch.", "queued.", "check.crcs", "max.partition.fetch.bytes", "receive.message.max")
 """Options that a client for questions does not know."""
+PASSWORDS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""Mechanisms of SASL by which only the broker decides: a ticket or a token may not be had for a while."""
+CERTIFICATE = re.compile(r"alert (bad|unsupported) certificate|alert certificate|alert unknown ca|alert access denied")
+"""What OpenSSL says where a broker does not take the certificate of a client, or its lack."""
 Partition = tuple[str, int]
 NO_EPOCH = -1
 
@@ -80,7 +90,9 @@ class Cluster:
     def __init__(self, declared: Kafka) -> None:
         self._declared = declared
         options, self._secrets = declared.configuration()
-        self._trouble = ""
+        self._trouble, self._refusals = "", 0
+        mechanism = options.get("sasl.mechanism", options.get("sasl.mechanisms", ""))
+        self._has_password = mechanism.upper() in PASSWORDS
         self._unasked: dict[Partition, Place] = {}
         common = {**DEFAULTS, **options, "bootstrap.servers": declared.brokers}
         reading = {
@@ -102,7 +114,7 @@ class Cluster:
         for name, answer in asked.items():
             with self._asking():
                 try:
-                    described = answer.result(ANSWER_S * 2)
+                    described = self._answer(answer)
                 except KafkaException as error:
                     if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                         continue
@@ -129,7 +141,7 @@ class Cluster:
             return {}
         with self._asking():
             asked = self._admin.list_offsets(wanted, request_timeout=ANSWER_S, **how)
-            answers = {(one.topic, one.partition): found.result(ANSWER_S * 2) for one, found in asked.items()}
+            answers = {(one.topic, one.partition): self._answer(found) for one, found in asked.items()}
         found = {partition: int(answer.offset) for partition, answer in answers.items()}
         if vague := [one for one, at in found.items() if at < 0]:  # of a broker that has just started: no error, either
             topic, number = vague[0]
@@ -205,9 +217,33 @@ class Cluster:
     def close(self) -> None:
         self._consumer.close()
 
+    def _answer(self, asked: Future[Any]) -> Any:
+        """What brokers answer. Raises InvalidUsage soon where all that can be reached refuse the client."""
+        self._admin.poll(0)
+        self._refusals = 0
+        for turn in range(int(2 * ANSWER_S / LOOK_S)):
+            if wait([asked], LOOK_S).done:
+                return asked.result()
+            self._admin.poll(0)
+            if turn >= LOOKS and self._refusals >= REFUSALS:
+                raise InvalidUsage(
+                    f"Kafka at {self._declared.brokers} does not let this client in: {self._hidden(self._trouble)}. "
+                    "Check the options security.protocol, sasl.* and ssl.*. What is in environment variables is read "
+                    "when an instance starts. Trying again would not help"
+                )
+        raise TimeoutError
+
     def _note(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._trouble:  # what was said before says why
-            self._trouble = error.str()
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._trouble:  # what was said before says why
+            return
+        self._trouble = error.str()
+        self._refusals = self._refusals + 1 if self._is_refusal(error) else 0
+
+    def _is_refusal(self, error: KafkaError) -> bool:
+        """Whether a broker does not let this client in, or this client does not trust it."""
+        if error.code() == KafkaError._AUTHENTICATION:
+            return self._has_password
+        return error.code() == KafkaError._SSL or CERTIFICATE.search(error.str()) is not None
 
     def _said(self, error: Exception) -> str:
         found = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)

@@ -597,6 +597,52 @@ def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert "SSL_HANDSHAKE" in str(reader._cluster.failed("no")), "that all are down says less"
 
 
+REFUSED, DOWN = KafkaError(KafkaError._AUTHENTICATION, "no"), KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1")
+AWAY, UNTRUSTED = KafkaError(KafkaError._TRANSPORT, "Connection refused"), KafkaError(KafkaError._SSL, "not verified")
+TURNED_AWAY = KafkaError(KafkaError._TRANSPORT, "Receive failed: ssl/tls alert bad certificate: SSL alert number 42")
+
+
+@pytest.mark.parametrize(
+    ("said", "mechanism", "is_for_good"),
+    [
+        ([REFUSED, DOWN], "PLAIN", True),
+        ([REFUSED], "SCRAM-SHA-512", True),
+        ([UNTRUSTED], "", True),
+        ([TURNED_AWAY], "", True),
+        ([REFUSED, AWAY], "PLAIN", False),
+        ([AWAY], "PLAIN", False),
+        ([REFUSED], "OAUTHBEARER", False),
+        ([], "PLAIN", False),
+    ],
+)
+def test_who_is_refused_by_all_brokers_that_can_be_reached_is_refused_for_good(
+    said: list[KafkaError], mechanism: str, is_for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not who was refused before, nor where another broker is away, nor where a token cannot be had now."""
+    for name, value in (("LOOK_S", 0.001), ("LOOKS", 5), ("ANSWER_S", 0.02)):
+        monkeypatch.setattr(cluster, name, value)
+    monkeypatch.setenv("SOME_PASSWORD", "secret")
+    options = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": "me"}
+    options["sasl.password"] = "env:SOME_PASSWORD"
+    found = Kafka(brokers="127.0.0.1:1", topic="t", options=options if mechanism else {}).open()._cluster
+    polled: list[float] = []
+
+    def poll(timeout: float) -> int:
+        before, polled[:] = not polled, [*polled, timeout]
+        for error in [REFUSED] * 9 if before else said:
+            found._note(error)
+        return len(said)
+
+    found._admin = SimpleNamespace(poll=poll)
+    with pytest.raises(InvalidUsage if is_for_good else TimeoutError) as raised:
+        found._answer(Future())
+    assert ("does not let this client in" in str(raised.value)) is is_for_good
+    assert (len(polled) < 10) is is_for_good
+    answer: Future[str] = Future()
+    answer.set_result("hello")
+    assert found._answer(answer) == "hello"
+
+
 def test_a_group_is_told_what_is_durable_and_no_other() -> None:
     topic = Topic(2)
     topic.write([b"a", b"b"], 0)
