@@ -607,6 +607,22 @@ def test_who_has_another_password_is_refused_at_once(
     assert time.monotonic() - begun < cluster.ANSWER_S / 2
 
 
+def test_an_instance_whose_password_is_right_no_more_ends_and_the_next_one_continues(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    place.sources.create("s", declared(place.topic, "SASL_SSL", login(place.topic, SCRAM[0])), SCHEMA, **KEYED)
+    place.catch_up()
+    place.put(1, "a")
+    monkeypatch.setenv("BROKER_PASSWORD", "not-this-one")
+    with pytest.raises(InvalidUsage, match="does not let this client in"):
+        place.catch_up()
+    assert "failed" in {one["state"] for one in place.sources.show("s").instances}
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    place.catch_up()
+    assert place.words() == {1: "a"}
+
+
 @pytest.mark.parametrize("how", ["no certificate", "a certificate of others", "a broker of others", "no such login"])
 def test_who_is_not_trusted_or_trusts_no_broker_is_refused_at_once(
     place: Place, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,10 +28,10 @@ from persist_lib.sources.protocol import ADDRESS, VALUE
 
 ANSWER_S = 15.0
 """How long brokers may take to answer."""
-LOOK_S, LOOKS = 0.1, 20
-"""How often is looked whether brokers refuse a client, while it waits, and how often before that may end it."""
-REFUSALS = 3
-"""How many times in a row a client is refused before that is for good: it tries again by itself."""
+LOOK_S = 0.1
+"""How often is looked whether brokers refuse a client that waits for an answer."""
+REFUSALS, REFUSED_S = 3, 2.0
+"""How many times in a row, and for how long, a client is refused before that is for good: it tries again by itself."""
 WAIT_S = 0.5
 """How long is waited for the first message of a batch."""
 STARTS, START_S = 100, 0.002
@@ -225,7 +225,7 @@ class Cluster:
             if wait([asked], LOOK_S).done:
                 return asked.result()
             self._admin.poll(0)
-            if turn >= LOOKS and self._refusals >= REFUSALS:
+            if turn * LOOK_S >= REFUSED_S and self._refusals >= REFUSALS:
                 raise InvalidUsage(
                     f"Kafka at {self._declared.brokers} does not let this client in: {self._hidden(self._trouble)}. "
                     "Check the options security.protocol, sasl.* and ssl.*. What is in environment variables is read "

@@ -619,7 +619,7 @@ def test_who_is_refused_by_all_brokers_that_can_be_reached_is_refused_for_good(
     said: list[KafkaError], mechanism: str, is_for_good: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not who was refused before, nor where another broker is away, nor where a token cannot be had now."""
-    for name, value in (("LOOK_S", 0.001), ("LOOKS", 5), ("ANSWER_S", 0.02)):
+    for name, value in (("LOOK_S", 0.001), ("REFUSED_S", 0.005), ("ANSWER_S", 0.02)):
         monkeypatch.setattr(cluster, name, value)
     monkeypatch.setenv("SOME_PASSWORD", "secret")
     options = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": "me"}
