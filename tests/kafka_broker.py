@@ -110,9 +110,13 @@ class KafkaBroker(_Server):
         self._file = self.root / "server.properties"
         self._file.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
         self._tool("kafka.tools.StorageTool", "format", "-t", "A" * 21 + "Q", "-c", self._file)
-        quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 100}
-        self.admin = AdminClient({"bootstrap.servers": self.brokers, **quiet}, logger=_Silent())
+        self.admin = self.client()
         self.start()
+
+    def client(self) -> AdminClient:
+        """A client that asks this broker first, and later on others, too."""
+        quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 100}
+        return AdminClient({"bootstrap.servers": self.brokers, **quiet}, logger=_Silent())
 
     def _certify(self) -> Path:
         """Certificates of our own for this broker and for a client. Answers what names who signed them."""
@@ -234,7 +238,14 @@ class KafkaBrokers:
         first = KafkaBroker()
         self.nodes = {1: first, **{number: KafkaBroker(number, first) for number in (2, 3)}}
         self.brokers = ",".join(node.brokers for node in self.nodes.values())
-        self.create, self.offsets, self.admin = first.create, first.offsets, first.admin
+        self.offsets, self.admin = first.offsets, first.admin
+
+    def create(self, topic: str, partitions: int, **settings: Any) -> None:
+        """Make a topic, as a broker does, of which all of them know then."""
+        self.nodes[1].create(topic, partitions, **settings)
+        for node in self.nodes.values():
+            while topic not in node.client().list_topics(timeout=ANSWER_S).topics:
+                time.sleep(0.05)
 
     def leader(self, topic: str, partition: int = 0) -> tuple[int, set[int]]:
         """The number of the broker that leads a partition, -1 for none; and those that have all its messages."""

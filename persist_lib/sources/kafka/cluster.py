@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,8 +28,8 @@ from persist_lib.sources.protocol import ADDRESS, VALUE
 
 ANSWER_S = 15.0
 """How long brokers may take to answer."""
-LOOK_S = 0.1
-"""How often is looked whether brokers refuse a client that waits for an answer."""
+LOOK_S, RENEW_S = 0.1, 1.0
+"""How often is looked whether brokers refuse a client that waits for an answer, and how often it asks who they are."""
 REFUSALS, REFUSED_S = 3, 2.0
 """How many times in a row, and for how long, a client is refused before that is for good: it tries again by itself."""
 WAIT_S = 0.5
@@ -218,10 +218,17 @@ class Cluster:
         self._consumer.close()
 
     def _answer(self, asked: Future[Any]) -> Any:
-        """What brokers answer. Raises InvalidUsage soon where all that can be reached refuse the client."""
+        """What brokers answer. Raises InvalidUsage soon where all that can be reached refuse the client.
+
+        SUBTLE: a client that asks a broker that was killed asks that one on, for minutes. It asks another one once it
+        has heard that there is one, and does not ask for that by itself.
+        """
         self._admin.poll(0)
         self._refusals = 0
         for turn in range(int(2 * ANSWER_S / LOOK_S)):
+            if turn and not turn % round(RENEW_S / LOOK_S) and not self._refusals:
+                with suppress(KafkaException):
+                    self._admin.list_topics(self._declared.names[0], RENEW_S)
             if wait([asked], LOOK_S).done:
                 return asked.result()
             self._admin.poll(0)

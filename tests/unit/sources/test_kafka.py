@@ -597,6 +597,24 @@ def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert "SSL_HANDSHAKE" in str(reader._cluster.failed("no")), "that all are down says less"
 
 
+def test_who_waits_for_an_answer_asks_which_brokers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client waits on for one that was killed, and turns to another one as soon as it has heard of it."""
+    for name, value in (("LOOK_S", 0.001), ("RENEW_S", 0.01), ("ANSWER_S", 0.1)):
+        monkeypatch.setattr(cluster, name, value)
+    found, answer = Kafka(brokers="127.0.0.1:1", topic="t").open()._cluster, Future[str]()
+    asked: list[str] = []
+
+    def list_topics(topic: str, timeout: float) -> None:
+        asked.append(topic)
+        if len(asked) < 3:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        answer.set_result("hello")
+
+    found._admin = SimpleNamespace(poll=lambda _: 0, list_topics=list_topics)
+    assert found._answer(answer) == "hello"
+    assert asked == ["t"] * 3
+
+
 REFUSED, DOWN = KafkaError(KafkaError._AUTHENTICATION, "no"), KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1")
 AWAY, UNTRUSTED = KafkaError(KafkaError._TRANSPORT, "Connection refused"), KafkaError(KafkaError._SSL, "not verified")
 TURNED_AWAY = KafkaError(KafkaError._TRANSPORT, "Receive failed: ssl/tls alert bad certificate: SSL alert number 42")
@@ -633,7 +651,7 @@ def test_who_is_refused_by_all_brokers_that_can_be_reached_is_refused_for_good(
             found._note(error)
         return len(said)
 
-    found._admin = SimpleNamespace(poll=poll)
+    found._admin = SimpleNamespace(poll=poll, list_topics=lambda *_: None)
     with pytest.raises(InvalidUsage if is_for_good else TimeoutError) as raised:
         found._answer(Future())
     assert ("does not let this client in" in str(raised.value)) is is_for_good
