@@ -221,14 +221,14 @@ class Cluster:
         """What brokers answer. Raises InvalidUsage soon where all that can be reached refuse the client.
 
         SUBTLE: a client that asks a broker that was killed asks that one on, for minutes. It asks another one once it
-        has heard that there is one, and does not ask for that by itself.
+        has heard that there is one, and does not ask for that by itself. Of all topics: to name one may create it.
         """
         self._admin.poll(0)
         self._refusals = 0
         for turn in range(int(2 * ANSWER_S / LOOK_S)):
             if turn and not turn % round(RENEW_S / LOOK_S) and not self._refusals:
                 with suppress(KafkaException):
-                    self._admin.list_topics(self._declared.names[0], RENEW_S)
+                    self._admin.list_topics(timeout=RENEW_S)
             if wait([asked], LOOK_S).done:
                 return asked.result()
             self._admin.poll(0)
