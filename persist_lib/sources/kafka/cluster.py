@@ -210,7 +210,6 @@ class Cluster:
 
     def failed(self, what: str) -> Determinate:
         """The error for what may be otherwise soon. It has what the clients said last."""
-        self._admin.poll(0)  # what it says is heard only so, as of a login that is refused
         more = f" ({self._trouble})" if self._trouble else ""
         return Determinate(f"Kafka at {self._declared.brokers}: {self._hidden(what)}{self._hidden(more)}")
 
@@ -231,7 +230,7 @@ class Cluster:
                     self._admin.list_topics(timeout=RENEW_S)
             if wait([asked], LOOK_S).done:
                 return asked.result()
-            self._admin.poll(0)
+            self._admin.poll(0)  # what it says is heard only so, as of a login that is refused
             if turn * LOOK_S >= REFUSED_S and self._refusals >= REFUSALS:
                 raise InvalidUsage(
                     f"Kafka at {self._declared.brokers} does not let this client in: {self._hidden(self._trouble)}. "
