@@ -159,8 +159,8 @@ serve: $(PROJECT) ## a shard server of LOCATION=file:./data (and CONSENSUS=…) 
 event-kills: $(PROJECT) ## a payments ledger killed KILLS=200 times at random and at each step, on every kind of store, and while its log moves
 	PERSIST_EVENT_KILLS=$(or $(KILLS),200) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_event_kills.py
 
-kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times; a real broker, too
-	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py
+kafka: $(PROJECT) ## two instances of a source of topics paused and killed at random moments, N=100 times; a real broker, too, and three
+	PERSIST_KAFKA_KILLS=$(or $(N),100) PERSIST_SEED=fresh $(PYTEST) -s -n 0 --timeout=0 tests/torture/test_kafka_instances.py tests/integration/test_kafka_brokers.py
 
 pending: $(PROJECT) ## a pending area with BATCHES=100000 batches of WRITERS=1000 writers, DEVICES=100 edge writers on S3, and KILLS=50 of processes
 	PERSIST_PENDING_BATCHES=$(or $(BATCHES),100000) PERSIST_PENDING_WRITERS=$(or $(WRITERS),1000) $(PYTEST) -s -n 0 --timeout=0 tests/integration/test_pending_at_size.py

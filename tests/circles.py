@@ -59,6 +59,9 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_demo.py::test_an_interrupted": "servers are gone when their starter is, in test_servers.py",
     "tests/integration/test_fleet.py": "test_repair.py; newer formats, in tests/unit/format and unit/server",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
+    "tests/integration/test_kafka_brokers.py": "test_kafka_broker.py: one that is killed, and one that lost its log; "
+    "unit/sources/test_kafka.py: leaders of several epochs",
+    "tests/integration/test_kafka_registry.py": "unit/sources/test_schema_registry.py: a server of the protocol",
     "tests/integration/test_left_alone.py": "test_compaction_at_size.py: rounds; test_maintenance_run.py: one run",
     "tests/integration/test_published_on_spark.py": "test_published_tables.py: other engines",
     "tests/integration/test_request_counts.py::test_on_s3_alone_the_heads": "pages of four, in test_s3_cas.py",

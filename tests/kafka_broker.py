@@ -3,24 +3,28 @@
     broker = kafka_broker()     # one for this process; skips the test where the jars or a Java are missing
     topic = Topic(kafka=broker)
 
-It listens four times: plainly, with TLS, with passwords, and with both. It can be killed and started again, and is then
-the one it was. `scripts/kafka-broker` puts its jars where this looks for them.
+    brokers = kafka_brokers()   # three, of which the first one is also the only controller
+    topic = Topic(kafka=brokers, placed=[[2, 3, 1]])
+
+It listens plainly, with TLS, with passwords, with both, and with TLS where clients have certificates, too. It can be
+killed and started again, and is then the one it was. `scripts/kafka-broker` puts its jars where this looks for them.
 """
 
 from __future__ import annotations
 
 import functools
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -29,6 +33,9 @@ from confluent_kafka.admin import (
     NewPartitions,
     NewTopic,
     OffsetSpec,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 from jobs.java import JavaNotFound, find_java_home
@@ -39,17 +46,20 @@ from tests.tls import Authority
 JARS = Path(sys.prefix) / "kafka"
 USER, PASSWORD = "ann", "the-broker-s-own-password"
 ANSWER_S = 20.0
-LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "CONTROLLER")
-"""Where it listens, by the protocol; the last one is for itself."""
+LISTENERS = {
+    "PLAINTEXT": "PLAINTEXT", "SSL": "SSL", "SASL_PLAINTEXT": "SASL_PLAINTEXT", "SASL_SSL": "SASL_SSL",
+    "MUTUAL": "SSL", "CONTROLLER": "PLAINTEXT",
+}  # fmt: skip
+"""Where it listens, and how that is protected. Each but the last one, which is for itself, is for clients."""
+CLIENTS = (*LISTENERS,)[:-1]
+SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 SETTINGS = {
-    "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": ",".join(
-        f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in LISTENERS
-    ),
-    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in LISTENERS.items()),
+    "sasl.enabled.mechanisms": ",".join(["PLAIN", *SCRAM]),
     "ssl.keystore.type": "PEM",
+    "listener.name.mutual.ssl.client.auth": "required",
+    "listener.name.mutual.ssl.truststore.type": "PEM",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
     # Whoever is killed is taken for gone, and may be there again, after this time.
@@ -88,8 +98,9 @@ class KafkaBroker(_Server):
             return "there is no Java"
         return ""
 
-    def __init__(self) -> None:
+    def __init__(self, node: int = 1, controller: KafkaBroker | None = None) -> None:
         super().__init__()
+        self.node, self._leads = node, controller or self
         ports = dict.fromkeys(LISTENERS, 0)
         while len(set(ports.values())) < len(ports):
             ports = {name: free_port() for name in LISTENERS}
@@ -99,31 +110,44 @@ class KafkaBroker(_Server):
         self._file = self.root / "server.properties"
         self._file.write_text("".join(f"{name}={value}\n" for name, value in self._settings().items()))
         self._tool("kafka.tools.StorageTool", "format", "-t", "A" * 21 + "Q", "-c", self._file)
-        quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 100}
-        self.admin = AdminClient({"bootstrap.servers": self.brokers, **quiet}, logger=_Silent())
+        self.admin = self.client()
         self.start()
 
+    def client(self) -> AdminClient:
+        """A client that asks this broker first, and later on others, too."""
+        quiet: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 100}
+        return AdminClient({"bootstrap.servers": self.brokers, **quiet}, logger=_Silent())
+
     def _certify(self) -> Path:
-        """A certificate of our own for this broker. Answers what who trusts it names."""
+        """Certificates of our own for this broker and for a client. Answers what names who signed them."""
         authority = Authority(self.root, "authority")
         chain, secret = authority.certificate(self.address)
         (self.root / "broker.pem").write_text(secret.read_text() + chain.read_text())
+        self.certificate = authority.certificate("client")
         return authority.bundle
 
     def _settings(self) -> dict[str, str]:
         def told(names: Iterable[str]) -> str:
             return ",".join(f"{name}://{self._places[name]}" for name in names)
 
+        listens = LISTENERS if self._leads is self else CLIENTS
         login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+        scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         return SETTINGS | {
-            "controller.quorum.voters": f"1@{self._places['CONTROLLER']}",
-            "listeners": told(LISTENERS), "advertised.listeners": told(LISTENERS[:-1]),
+            "process.roles": "broker,controller" if self._leads is self else "broker", "node.id": str(self.node),
+            "controller.quorum.voters": f"{self._leads.node}@{self._leads.at('CONTROLLER')}",
+            "listeners": told(listens), "advertised.listeners": told(CLIENTS),
             "log.dirs": str(self.root / "data"), "ssl.keystore.location": str(self.root / "broker.pem"),
+            "listener.name.mutual.ssl.truststore.location": str(self.bundle),
             **{f"listener.name.{name}.plain.sasl.jaas.config": login for name in ("sasl_plaintext", "sasl_ssl")},
+            **{
+                f"listener.name.{name}.{mechanism.lower()}.sasl.jaas.config": scram
+                for name in ("sasl_plaintext", "sasl_ssl") for mechanism in SCRAM
+            },
         }  # fmt: skip
 
     def _command(self, *words: str | Path) -> list[str | Path]:
-        return [_java(), "-Xmx256m", *SMALL.split(), "-cp", f"{JARS}/*", *words]
+        return [_java(), "-Xmx192m", *SMALL.split(), "-cp", f"{JARS}/*", *words]
 
     def _tool(self, *words: str | Path) -> None:
         done = subprocess.run(self._command(*words), capture_output=True, text=True, check=False)
@@ -136,20 +160,29 @@ class KafkaBroker(_Server):
 
     def start(self) -> None:
         """Start it, and wait until it answers. It has what it had before."""
-        self._run(self._command("kafka.Kafka", self._file), None, self._asked, KafkaException)
+        failures = (KafkaException, OSError)
+        self._run(self._command("kafka.Kafka", self._file), None, self._asked, failures)  # type: ignore[arg-type]
 
-    def _asked(self) -> ExitStack:
-        self.admin.list_topics(timeout=1)
-        return ExitStack()
+    def _asked(self) -> socket.socket:
+        self.admin.list_topics(timeout=1)  # which another broker may answer
+        return socket.create_connection((self.address, int(self.brokers.rpartition(":")[2])), ANSWER_S)
+
+    def let_in(self, user: str, password: str, mechanism: str) -> None:
+        """Let a user log in with a password by one of `SCRAM`."""
+        how = ScramCredentialInfo(ScramMechanism[mechanism.replace("-", "_")], 4096)
+        self._do(self.admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, how, password.encode())]))
 
     def kill(self) -> None:
         """End it at once, in the middle of whatever it does."""
         self._running.end(SIGKILL)
 
-    def create(self, topic: str, partitions: int, **settings: object) -> None:
-        """Make a topic. Its settings are named with `_` for `.`."""
+    def create(
+        self, topic: str, partitions: int, placed: Sequence[Sequence[int]] = (), **settings: object
+    ) -> None:  # fmt: skip
+        """Make a topic. Its settings are named with `_` for `.`; `placed` are the brokers of each partition."""
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
-        self._do(self.admin.create_topics([NewTopic(topic, partitions, 1, config=named)]))
+        how: dict[str, Any] = {"replica_assignment": placed} if placed else {"replication_factor": 1}
+        self._do(self.admin.create_topics([NewTopic(topic, partitions, config=named, **how)]))
         self._wait(topic, partitions)
 
     def change(self, topic: str, **settings: object) -> None:
@@ -198,6 +231,34 @@ class KafkaBroker(_Server):
             answer.result(ANSWER_S)
 
 
+class KafkaBrokers:
+    """Three brokers of one cluster, by their numbers. The first one is also its controller: do not kill that one."""
+
+    def __init__(self) -> None:
+        first = KafkaBroker()
+        self.nodes = {1: first, **{number: KafkaBroker(number, first) for number in (2, 3)}}
+        self.brokers = ",".join(node.brokers for node in self.nodes.values())
+        self.offsets, self.admin = first.offsets, first.admin
+
+    def create(self, topic: str, partitions: int, **settings: Any) -> None:
+        """Make a topic, as a broker does, of which all of them know then."""
+        self.nodes[1].create(topic, partitions, **settings)
+        for node in self.nodes.values():
+            while topic not in node.client().list_topics(timeout=ANSWER_S).topics:
+                time.sleep(0.05)
+
+    def leader(self, topic: str, partition: int = 0) -> tuple[int, set[int]]:
+        """The number of the broker that leads a partition, -1 for none; and those that have all its messages."""
+        found = self.admin.list_topics(topic, timeout=ANSWER_S).topics[topic].partitions[partition]
+        return found.leader, set(found.isrs)
+
+    def prefer(self, topic: str) -> None:
+        """Ask that the first one of those that have a partition lead it, once it can."""
+        asked = self.admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition(topic, 0)])
+        with suppress(KafkaException):
+            asked.result(ANSWER_S)
+
+
 class _Silent:
     """Takes what a client logs."""
 
@@ -215,8 +276,23 @@ def _shared() -> KafkaBroker:
     return KafkaBroker()
 
 
+@functools.cache
+def _three() -> KafkaBrokers:
+    return KafkaBrokers()
+
+
 def kafka_broker() -> KafkaBroker:
     """One for this process; who kills it starts it again. Skips the test where there can be none."""
+    _skip_without()
+    return _shared()
+
+
+def kafka_brokers() -> KafkaBrokers:
+    """Three for this process, in the same way."""
+    _skip_without()
+    return _three()
+
+
+def _skip_without() -> None:
     if why := KafkaBroker.why_not():
         pytest.skip(f"not run: no broker ({why})")
-    return _shared()

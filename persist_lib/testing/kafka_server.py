@@ -38,6 +38,11 @@ class KafkaServer:
         """Delete the messages before an offset, as retention does."""
         self._ask("partition_delete_records", topic, partition, before)
 
+    def elect(self, topic: str, partition: int) -> None:
+        """Give a partition a leader of the next epoch: the same broker."""
+        self._ask("partition_set_leader", topic, partition, -1)
+        self._ask("partition_set_leader", topic, partition, 1)
+
     def fail(self, api: int, *errors: int) -> None:
         """Answer the next requests of a kind (its number in Kafka's protocol) with these errors' numbers."""
         self._ask("push_request_errors_array", api, *errors)

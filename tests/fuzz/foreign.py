@@ -294,6 +294,9 @@ class _Message:
     def partition(self) -> int:
         return 0
 
+    def leader_epoch(self) -> int | None:
+        return len(self._parts[0]) or None
+
     def topic(self) -> str:
         return "t"
 

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, Diverged, Gone
+from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
 from persist_lib.sources import Decoding, Ingestion, Kafka, Meaning, Sources
 from persist_lib.sources.conformance import check_reader
 from persist_lib.sources.kafka import cluster
 from persist_lib.testing import check_location
 from tests.kafka import QUICK, Topic
-from tests.kafka_broker import PASSWORD, USER, KafkaBroker, kafka_broker
+from tests.kafka_broker import LISTENERS, PASSWORD, SCRAM, USER, KafkaBroker, KafkaBrokers, kafka_broker
 from tests.sourced import Sourced
+from tests.tls import Authority
 
 pytestmark = pytest.mark.slow
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"word": "string"})
@@ -83,10 +85,10 @@ class Transaction:
 class Place(Sourced):
     """A world with a topic and a source of it."""
 
-    def __init__(self) -> None:
-        self.broker = kafka_broker()
+    def __init__(self, kafka: KafkaBrokers | None = None, **settings: Any) -> None:
+        self.broker: Any = kafka or kafka_broker()
         super().__init__()
-        self.topic = Topic(kafka=self.broker)
+        self.topic = Topic(kafka=self.broker, **settings)
 
     def create(self, **more: Any) -> None:
         self.sources.create("s", self.topic.declared(**more), SCHEMA, **KEYED)
@@ -398,7 +400,7 @@ def test_what_is_deleted_before_it_was_read_is_said_and_not_passed_over(place: P
 
 
 def test_a_broker_that_lost_its_log_has_diverged(place: Place) -> None:
-    """It is the same topic for it, and begins at 0 again. Who was reading knows it also once it is as long again."""
+    """It is the same topic for it, and begins at 0 again. It is known also once it is as long again: by the leader."""
     place.create()
     for id_ in range(3):
         place.put(id_, "a")
@@ -416,60 +418,99 @@ def test_a_broker_that_lost_its_log_has_diverged(place: Place) -> None:
         place.catch_up()
     for id_ in range(8, 14):
         place.put(id_, "b")
-    with pytest.raises(Diverged, match="what is there before 3 is not what was read"):
-        instances[0].step()
+    for act in (instances[0].step, instances[1].step, place.catch_up):
+        with pytest.raises(Diverged, match="what is there before 3 is not what was read"):
+            act()
     assert place.words() == dict.fromkeys(range(3), "a")
     for one in instances:
         one.close()
 
 
-def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(tmp_path: Path, rng: random.Random) -> None:
-    """Killed while messages are written, and started again, under a new epoch of its leader."""
-    broker = kafka_broker()
-    topic, done = Topic(2, kafka=broker), threading.Event()
+def test_what_a_killed_instance_had_bound_and_the_broker_lost_has_diverged(place: Place) -> None:
+    """It was bound and not durable: who comes next finds other messages there, as many."""
+    place.create()
+    place.put(0, "a")
+    place.catch_up()
+    with closing(place.sources.open("s")) as instance:
+        for id_ in range(1, 4):
+            place.put(id_, "b")
+        place.world.clock.advance(1)
+        instance._mint(place.world.client().runtime.deadline(10))
+    place.broker.kill()
+    shutil.rmtree(place.broker.root / "data" / f"{place.topic.name}-0")
+    place.broker.start()
+    place.topic.write([b"c"] * 9)
+    for _ in range(2):
+        with pytest.raises(Diverged, match="is not what was read"):
+            place.catch_up()
+    assert place.words() == {0: "a"}
+
+
+def test_a_transaction_that_ends_under_another_leader_is_continued_after(place: Place) -> None:
+    """Its end is no message, and of a later epoch than the last message: whoever continues there has lost nothing."""
+    place.create()
+    place.put(1, "before")
+    one = Transaction(place.broker)
+    one.put(place.topic, 1, "within")
+    epoch = place.broker.offsets(place.topic.name)[2]
+    place.broker.kill()
+    place.broker.start()
+    one.commit()
+    until(lambda: place.broker.offsets(place.topic.name)[:2] == (0, 3))
+    assert place.broker.offsets(place.topic.name)[2] > epoch
+    until(lambda: place.catch_up() and place.durable() == {f"{place.topic.name}/0": 3})
+    place.put(2, "after")
+    place.catch_up()
+    place.broker.delete_records(place.topic.name, 0, 4)  # all that there is, and what its leaders were
+    place.put(3, "later")
+    place.catch_up()
+    assert place.words() == {1: "within", 2: "after", 3: "later"}
+
+
+def check_two_instances(
+    topic: Topic, source: Kafka, folder: Path, dice: random.Random, *acts: Callable[[], object]
+) -> None:
+    """Two of a source of two partitions make a plain fold of what is written before, between and after acts."""
     expected: dict[int, str] = {}
     written: dict[str, list[bytes | None]] = {name: [] for name in topic.values}
-    producer = Producer(
-        {"bootstrap.servers": broker.brokers, "enable.idempotence": True, "linger.ms": 1, "log_level": 0}
-    )
+    options: dict[str, Any] = {"bootstrap.servers": topic.kafka.brokers, "enable.idempotence": True, "linger.ms": 1}
+    producer, done = Producer({**options, "log_level": 0}), threading.Event()
     failed: list[BaseException] = []
 
     def ingest() -> None:
         try:
-            with persist.open(f"file:{tmp_path}/data") as client:
+            with persist.open(f"file:{folder}/data") as client:
                 client.controller().sources().run("s", stop=done.is_set, interval_s=0.1)
         except BaseException as error:
             failed.append(error)
             raise
 
-    def write(count: int) -> None:
-        for _ in range(count):
-            id_, word = rng.randrange(30), f"{next(_numbers)}"
-            gone = rng.random() < 0.1
+    def write() -> None:
+        for _ in range(100):
+            id_, word = dice.randrange(30), f"{next(_numbers)}"
+            gone = dice.random() < 0.1
             found = message(id_, None if gone else word)
             producer.produce(topic.name, partition=id_ % 2, **found)
             written[f"{topic.name}/{id_ % 2}"].append(found["value"])
             expected.pop(id_, None) if gone else expected.update({id_: word})
-            producer.poll(rng.uniform(0, 0.01))
+            producer.poll(dice.uniform(0, 0.01))
 
-    with persist.open(f"file:{tmp_path}/data") as client:
+    with persist.open(f"file:{folder}/data") as client:
         sources = client.controller().sources()
-        sources.create("s", topic.declared(group=topic.name), SCHEMA, shards=2, **KEYED)
+        sources.create("s", source, SCHEMA, shards=2, **KEYED)
         threads = [threading.Thread(target=ingest) for _ in range(2)]
         for thread in threads:
             thread.start()
-        write(100)
-        epoch = broker.offsets(topic.name)[2]
-        write(100)
-        broker.kill()
-        write(20)
-        broker.start()
-        write(100)
-        assert producer.flush(60) == 0
-        assert broker.offsets(topic.name)[2] > epoch
-        done.set()
-        for thread in threads:
-            thread.join()
+        try:
+            write()
+            for act in acts:
+                act()
+                write()
+            assert producer.flush(60) == 0
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
         assert failed == []
         sources.run("s", until_idle=True)
         with client.controller().open_reader("s") as reader:
@@ -485,48 +526,130 @@ def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(tmp_path: Pa
             assert reader.snapshot().to_pylist() == []
 
 
-LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": USER, "sasl.password": "env:BROKER_PASSWORD"}
-
-
-def declared(topic: Topic, protocol: str, options: Mapping[str, str], at: str = "") -> Kafka:
-    given = {**QUICK, "security.protocol": protocol, **options}
-    return Kafka(brokers=topic.kafka.at(at or protocol), topic=topic.name, group="g", options=given)
-
-
-@pytest.mark.parametrize("protocol", ["SSL", "SASL_PLAINTEXT", "SASL_SSL"])
-def test_a_source_through_tls_and_with_a_password(place: Place, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_instances_make_a_plain_fold_while_the_broker_is_killed(
+    tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while messages are written, and started again, under a new epoch of its leader. It asks for a password."""
     monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
-    options = LOGIN if "SASL" in protocol else {}
-    if "SSL" in protocol:
-        options = {**options, "ssl.ca.location": str(place.broker.bundle)}
-    place.sources.create("s", declared(place.topic, protocol, options), SCHEMA, **KEYED)
+    broker = kafka_broker()
+    topic = Topic(2, kafka=broker)
+    epoch = broker.offsets(topic.name)[2]
+    source = declared(topic, "SASL_SSL", login(topic, SCRAM[0]))
+    check_two_instances(topic, source, tmp_path, rng, lambda: None, broker.kill, broker.start)
+    assert broker.offsets(topic.name)[2] > epoch
+
+
+def declared(topic: Topic, at: str, options: Mapping[str, str], protocol: str = "") -> Kafka:
+    """A topic where its broker listens for a kind of clients."""
+    protocol = protocol or LISTENERS[at]
+    trust = {"ssl.ca.location": str(topic.kafka.bundle)} if "SSL" in protocol else {}
+    given = {**QUICK, "security.protocol": protocol, **trust, **options}
+    return Kafka(brokers=topic.kafka.at(at), topic=topic.name, group=f"g-{topic.name}", options=given)
+
+
+def login(topic: Topic, mechanism: str, user: str = USER) -> dict[str, str]:
+    """The options of someone who is let in with the password."""
+    if mechanism in SCRAM:
+        topic.kafka.let_in(USER, PASSWORD, mechanism)
+    return {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": "env:BROKER_PASSWORD"}
+
+
+def certificate(chain: Path, secret: Path) -> dict[str, str]:
+    return {"ssl.certificate.location": str(chain), "ssl.key.location": str(secret)}
+
+
+@pytest.mark.parametrize(
+    ("at", "mechanism"),
+    [
+        ("SSL", ""), ("MUTUAL", ""), ("SASL_PLAINTEXT", "PLAIN"), ("SASL_SSL", "PLAIN"),
+        ("SASL_PLAINTEXT", SCRAM[1]), ("SASL_SSL", SCRAM[0]),
+    ],
+)  # fmt: skip
+def test_a_source_through_tls_and_with_a_password(
+    place: Place, at: str, mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    options = login(place.topic, mechanism) if mechanism else {}
+    options |= certificate(*place.broker.certificate) if at == "MUTUAL" else {}
+    place.sources.create("s", declared(place.topic, at, options), SCHEMA, **KEYED)
     place.put(1, "a")
     place.catch_up()
     assert place.words() == {1: "a"}
     assert PASSWORD not in repr(place.sources.show("s"))
 
 
+def refused(place: Place, source: Kafka, kind: type[PersistError]) -> str:
+    """Why a source cannot be made."""
+    with pytest.raises(PersistError) as raised:
+        place.sources.create("s", source, SCHEMA, **KEYED)
+    place.create()
+    assert type(raised.value) is kind
+    assert PASSWORD not in str(raised.value)
+    assert "not-this-one" not in str(raised.value)
+    return str(raised.value)
+
+
 @pytest.mark.parametrize(
-    ("protocol", "at", "password", "says"),
+    ("at", "mechanism", "user", "says"),
     [
-        ("SASL_PLAINTEXT", "", "not-this-one", "Authentication failed"),
-        ("SASL_SSL", "", "not-this-one", "Authentication failed"),
-        ("SSL", "", None, "certificate"),
-        ("SSL", "PLAINTEXT", None, "SSL"),
-        ("PLAINTEXT", "SSL", None, ""),
-        ("PLAINTEXT", "SASL_PLAINTEXT", None, ""),
+        ("SASL_PLAINTEXT", "PLAIN", USER, "Invalid username or password"),
+        ("SASL_SSL", "PLAIN", USER, "Invalid username or password"),
+        ("SASL_PLAINTEXT", SCRAM[0], USER, "invalid credentials"),
+        ("SASL_SSL", SCRAM[1], "bob", "invalid credentials"),
     ],
 )
-def test_who_is_not_let_in_learns_why_and_no_secret(
-    place: Place, protocol: str, at: str, password: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+def test_who_has_another_password_is_refused_at_once(
+    place: Place, at: str, mechanism: str, user: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", "not-this-one")
+    source, begun = declared(place.topic, at, login(place.topic, mechanism, user)), time.monotonic()
+    assert says in refused(place, source, InvalidUsage)
+    assert time.monotonic() - begun < cluster.ANSWER_S / 2
+
+
+def test_an_instance_whose_password_is_right_no_more_ends_and_the_next_one_continues(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    place.sources.create("s", declared(place.topic, "SASL_SSL", login(place.topic, SCRAM[0])), SCHEMA, **KEYED)
+    place.catch_up()
+    place.put(1, "a")
+    monkeypatch.setenv("BROKER_PASSWORD", "not-this-one")
+    with pytest.raises(InvalidUsage, match="does not let this client in"):
+        place.catch_up()
+    assert "failed" in {one["state"] for one in place.sources.show("s").instances}
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    place.catch_up()
+    assert place.words() == {1: "a"}
+
+
+@pytest.mark.parametrize("how", ["no certificate", "a certificate of others", "a broker of others", "no such login"])
+def test_who_is_not_trusted_or_trusts_no_broker_is_refused_at_once(
+    place: Place, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", PASSWORD)
+    others = Authority(tmp_path, "others")
+    source, says = {
+        "no certificate": (declared(place.topic, "MUTUAL", {}), "bad certificate"),
+        "a certificate of others": (
+            declared(place.topic, "MUTUAL", certificate(*others.certificate("client"))), "bad certificate",
+        ),
+        "a broker of others": (
+            declared(place.topic, "SSL", {"ssl.ca.location": str(others.bundle)}), "certificate verify failed",
+        ),
+        "no such login": (
+            declared(place.topic, "PLAINTEXT", login(place.topic, "PLAIN"), "SASL_PLAINTEXT"), "handshake failed",
+        ),
+    }[how]  # fmt: skip
+    assert says in refused(place, source, InvalidUsage)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "at", "says"),
+    [("SSL", "PLAINTEXT", "SSL"), ("PLAINTEXT", "SSL", ""), ("PLAINTEXT", "SASL_PLAINTEXT", "")],
+)
+def test_who_speaks_another_protocol_may_be_let_in_later(
+    place: Place, protocol: str, at: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "ANSWER_S", 1.5)
-    monkeypatch.setenv("BROKER_PASSWORD", password or PASSWORD)
-    options = LOGIN if "SASL" in protocol else {}
-    if protocol == "SASL_SSL":
-        options = {**options, "ssl.ca.location": str(place.broker.bundle)}
-    with pytest.raises(Determinate) as raised:
-        place.sources.create("s", declared(place.topic, protocol, options, at), SCHEMA, **KEYED)
-    place.create()
-    assert says in str(raised.value)
-    assert (password or PASSWORD) not in str(raised.value)
+    assert says in refused(place, declared(place.topic, at, {}, protocol), Determinate)

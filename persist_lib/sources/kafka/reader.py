@@ -1,10 +1,12 @@
 """Reads topics of Kafka as a source. A partition is "topic/number", and a message's address is its offset.
 
-What a mark's check says: the id of its topic, and where the source began in the partition, as `id@offset`. A topic that
-was deleted and made again has another id. Where a source begins is bound once: what retention had taken before then was
-never a part of it, and what it takes later is gone.
+What a mark's check says (`Check`): the id of its topic, where the source began in the partition, and the place after
+the last message that was read. A topic that was deleted and made again has another id. Where a source begins is bound
+once: what retention had taken before then was never a part of it, and what it takes later is gone. And where brokers
+lost messages and have others in their places, these were written by a leader of a later epoch.
 
-Offsets without a message (of transactions, and where a topic was compacted) are covered like others.
+Offsets without a message (of transactions, and where a topic was compacted) are covered like others. Their epochs are
+not known, and may be later ones: so reading begins after the last message, and not at the mark.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from persist_lib.config import MIB
-from persist_lib.errors import Diverged, Gone
+from persist_lib.errors import Diverged, Gone, NewerFormat
 from persist_lib.sources.kafka.cluster import (
     Ahead,
     Cluster,
     Partition,
+    Place,
     Topic,
     chunks_of,
     is_end,
     is_other_log,
     is_out_of_range,
+    is_unknown_epoch,
 )
 from persist_lib.sources.kafka.kind import Kafka
 from persist_lib.sources.protocol import START, Lag, Mark, Patience
@@ -40,6 +44,17 @@ LOOKS = 5
 """How often partitions are looked for that were there before."""
 GUESS = 1024
 """Bytes of a message of a partition of which none was seen."""
+
+
+class Check(NamedTuple):
+    """What a mark says beside its address. As text: `id@first`, and if the epoch is known `:offset:epoch` of `last`."""
+
+    id: str
+    first: int
+    last: Place
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.first}" + (f":{self.last.offset}:{self.last.epoch}" if self.last.is_known else "")
 
 
 class Seen(NamedTuple):
@@ -81,26 +96,25 @@ class KafkaReader:
         if not wanted:
             return {}
         try:
-            self._fill(wanted, most_bytes)
+            self._fill(wanted, bound, most_bytes)
         except _OutOfRange as error:
             raise self._lost(error, bound.get(named(error.partition))) from None
         self._verify(bound)
         found = {}
         for one, address in self._shared(wanted, most_bytes).items():
-            first = _known(bound[named(one)].check)[1] if named(one) in bound else begins[one]
-            found[named(one)] = Mark(address, f"{self._topics[one[0]].id}@{first}")
+            first = _known(bound[named(one)]).first if named(one) in bound else begins[one]
+            check = Check(self._topics[one[0]].id, first, self._ahead[one].last(address))
+            found[named(one)] = Mark(address, str(check))
         return found
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
         if start.address >= end.address:
             return
-        one, at = parsed(partition), max(start.address, *(_known(mark.check)[1] for mark in (start, end)))
+        one, at = parsed(partition), max(start.address, *(_known(mark).first for mark in (start, end)))
         if one[0] not in self._topics:
             self._topics = self._now({one})
         self._check_topic(partition, start, end)
-        ahead = self._ahead.get(one)
-        if ahead is None or not ahead.start <= at <= ahead.end:
-            ahead = self._restart(one, at)
+        ahead, is_kept = self._begun(one, at, start)
         patience, is_new = Patience(PATIENCE), False
         while at < end.address:
             yield from ahead.between(at, end.address)
@@ -117,6 +131,8 @@ class KafkaReader:
                     raise self._silent(one, at, end.address)
         if is_new:
             self._verify({partition: end})
+        if not ahead.last(end.address).is_within(_known(end).last):
+            raise self._kept_other(one) if is_kept else _other_log(partition, end.address)
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         seen = self._seen.get(parsed(partition))
@@ -129,7 +145,7 @@ class KafkaReader:
         found = {}
         for one, end in self._ends.items():
             mark, seen = marks.get(named(one), START), self._seen.get(one)
-            left = end - max(mark.address, _known(mark.check)[1])
+            left = end - max(mark.address, _known(mark).first)
             if left > 0:
                 size = None if seen is None else int(left * seen.bytes)
                 found[named(one)] = Lag(left, size, None if seen is None else seen.timestamp)
@@ -171,7 +187,7 @@ class KafkaReader:
                 partition=partition, address=marks[0].address,
             )  # fmt: skip
         for mark in marks:
-            known, _ = _known(mark.check)
+            known = _known(mark).id
             if known and topic.id and known != topic.id:
                 raise Diverged(
                     f"the topic {name} is not the one that was read before: it was deleted and made again (its id was "
@@ -199,13 +215,11 @@ class KafkaReader:
             raise self._shorter(named(one), mark.address, self._ends[one])
         return mark.address
 
-    def _fill(self, wanted: Mapping[Partition, int], most_bytes: int) -> None:
+    def _fill(self, wanted: Mapping[Partition, int], bound: Mapping[str, Mark], most_bytes: int) -> None:
         """Read on until there is that much, or everything."""
         for one, at in wanted.items():
-            ahead = self._ahead.get(one)
-            if ahead is None or not ahead.start <= at <= ahead.end:
-                self._restart(one, at)
-            elif sum(ahead.bytes for ahead in self._ahead.values()) > MOST_AHEAD:
+            ahead, is_kept = self._begun(one, at, bound.get(named(one), START))
+            if is_kept and sum(ahead.bytes for ahead in self._ahead.values()) > MOST_AHEAD:
                 ahead.forget(at)
         self._follow(wanted)
         left = most_bytes - sum(self._ahead[one].cut(at, MOST_AHEAD)[1] for one, at in wanted.items())
@@ -239,7 +253,7 @@ class KafkaReader:
             if one in self._reading:
                 self._ahead[one].end = max(self._ahead[one].end, offset)
         elif is_out_of_range(error):
-            raise _OutOfRange(one, is_other_log=is_other_log(error))
+            raise _OutOfRange(one, error)
         elif one[0] in self._numbers or error.fatal():
             raise self._cluster.failed(f"{named(one)}: {error.str()}")
 
@@ -259,19 +273,29 @@ class KafkaReader:
                 left -= max(taken, 1)
         return found
 
-    def _restart(self, one: Partition, at: int) -> Ahead:
-        """Forget what was read of a partition, and begin at an offset."""
+    def _begun(self, one: Partition, at: int, mark: Mark) -> tuple[Ahead, bool]:
+        """What was read of a partition from an offset on, and whether there may be something.
+
+        Where that is nothing, or of another log than the mark at this offset, it begins there.
+        """
+        ahead, last = self._ahead.get(one), _known(mark).last if mark.address == at else Place(at)
+        if ahead is not None and ahead.start <= at <= ahead.end and ahead.last(at).fits(last):
+            return ahead, True
         if one in self._reading:
             self._cluster.leave([one])
             self._reading.discard(one)
-        self._ahead[one] = Ahead(at)
-        return self._ahead[one]
+        self._ahead[one] = Ahead(at, last)
+        return self._ahead[one], False
 
     def _follow(self, partitions: Iterable[Partition]) -> None:
-        new = [one for one in partitions if one not in self._reading]
-        if new:
-            self._cluster.read_from({one: self._ahead[one].end for one in new})
-            self._reading.update(new)
+        """Read partitions on, after the last message that was read of each; or from where it is, if that is gone."""
+        new = {one: self._ahead[one].last(self._ahead[one].end) for one in partitions if one not in self._reading}
+        if not new:
+            return
+        begins = self._cluster.beginnings(one for one, at in new.items() if at.offset < self._ahead[one].end)
+        new |= {one: Place(self._ahead[one].end) for one, begin in begins.items() if new[one].offset < begin}
+        self._cluster.read_from(new)
+        self._reading.update(new)
 
     def _focus(self, one: Partition) -> None:
         """Read a partition, and no other one as long as much is kept of these."""
@@ -289,13 +313,13 @@ class KafkaReader:
             return self._cluster.failed(f"{named(one)}: retention went on to {begin} while it was looked at first")
         if mark.address > end:
             return self._shorter(named(one), mark.address, end)
-        if error.is_other_log:
-            return Diverged(
-                f"{named(one)}: what is there before {mark.address} is not what was read: brokers lost messages that "
-                "they had, and have others in their place. Nothing of what came since was written. See what "
-                "`persist source reset` would lose",
-                partition=named(one), address=mark.address,
-            )  # fmt: skip
+        if is_other_log(error.event):
+            return _other_log(named(one), mark.address)
+        if begin <= mark.address and is_unknown_epoch(error.event):
+            return self._cluster.failed(
+                f"{named(one)}: the broker that answers knows no leader as new as the one that wrote what was read "
+                f"before {mark.address}: has it not heard of that one yet? ({error.event.str()})"
+            )
         if begin <= mark.address:
             return self._cluster.failed(f"{named(one)}: brokers did not give what is at {mark.address}, and have it")
         return Gone(
@@ -313,16 +337,28 @@ class KafkaReader:
             partition=partition, address=address,
         )  # fmt: skip
 
+    def _kept_other(self, one: Partition) -> Exception:
+        return self._cluster.failed(f"{named(one)}: brokers lost messages that this instance had read. It reads again")
+
     def _silent(self, one: Partition, at: int, end: int) -> Exception:
         return self._cluster.failed(f"{named(one)}: there are messages from {at} to {end}, and none came")
 
 
 class _OutOfRange(Exception):
-    """A partition has nothing at the offset that was asked for. `is_other_log`: it is not the one that was read."""
+    """A partition has nothing at the offset that was asked for, as an event says."""
 
-    def __init__(self, partition: Partition, *, is_other_log: bool) -> None:
+    def __init__(self, partition: Partition, event: KafkaError) -> None:
         super().__init__(partition)
-        self.partition, self.is_other_log = partition, is_other_log
+        self.partition, self.event = partition, event
+
+
+def _other_log(partition: str, address: int) -> Diverged:
+    return Diverged(
+        f"{partition}: what is there before {address} is not what was read: brokers lost messages that they had, and "
+        "have others in their place. Nothing of what came since was written. See what `persist source reset` would "
+        "lose",
+        partition=partition, address=address,
+    )  # fmt: skip
 
 
 def _partitions(topics: Mapping[str, Topic]) -> list[Partition]:
@@ -340,7 +376,17 @@ def parsed(partition: str) -> Partition:
     return name, int(number)
 
 
-def _known(check: str) -> tuple[str, int]:
-    """The topic's id and where the source began in the partition, by a mark's check."""
-    id_, _, first = check.rpartition("@")
-    return id_, int(first or 0)
+def _known(mark: Mark) -> Check:
+    """What a mark says. Those of earlier releases have no epoch. Raises NewerFormat."""
+    id_, _, rest = mark.check.rpartition("@")
+    match rest.split(":"):
+        case [first]:
+            return Check(id_, int(first or 0), Place(mark.address))
+        case [first, offset, epoch]:
+            return Check(id_, int(first), Place(int(offset), int(epoch)))
+        case _:
+            raise NewerFormat(
+                f"the bindings of a source of Kafka have a mark that this release does not know, {mark.check!r}: "
+                "upgrade Persist here",
+                found=mark.check, known="id@first:offset:epoch",
+            )  # fmt: skip

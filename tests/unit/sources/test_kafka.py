@@ -6,16 +6,18 @@ import os
 import random
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, PersistError
+from persist_lib.errors import Determinate, Diverged, Gone, InvalidUsage, NewerFormat, PersistError
 from persist_lib.sources import Kafka, Mark
 from persist_lib.sources.conformance import check_diverged, check_gone, check_many, check_reader, read_all
 from persist_lib.sources.kafka import cluster
@@ -23,7 +25,7 @@ from persist_lib.sources.kafka import reader as reader_module
 from persist_lib.sources.kafka.cluster import Cluster, Partition
 from persist_lib.sources.kafka.kind import parse_kafka_url
 from persist_lib.sources.kafka.reader import KafkaReader
-from persist_lib.sources.protocol import START
+from persist_lib.sources.protocol import START, VALUE
 from persist_lib.testing.kafka_server import KafkaServer
 from tests.kafka import QUICK, Topic
 
@@ -250,18 +252,18 @@ def test_what_retention_took_before_the_source_began_was_never_a_part_of_it() ->
     topic.kafka.delete_records(topic.name, 0, 40)
     reader = topic.declared().open()
     end = bind(reader)[name]
-    assert end.check.endswith("@40")
+    assert end.check.endswith("@40:100:0")
     for one in (reader, topic.declared().open()):
         assert read_all(one, name, START, end).column("address").to_pylist() == list(range(40, 100))
-        assert read_all(one, name, Mark(60, end.check), end).num_rows == 40
+        assert read_all(one, name, Mark(60), end).num_rows == 40
     assert reader.lags({}) == {name: (100, reader.lags({})[name].bytes, reader.lags({})[name].read_ms)}
     topic.kafka.delete_records(topic.name, 0, 50)  # of what is bound
     for one in (topic.declared().open(), topic.declared().open()):
         check_gone(one, name, START, end)
-    assert read_all(topic.declared().open(), name, Mark(50, end.check), end).num_rows == 50
+    assert read_all(topic.declared().open(), name, Mark(50), end).num_rows == 50
     topic.write([b"more"])
     later = bind(topic.declared().open())[name]
-    assert later.check.endswith("@50"), "who begins now begins later"
+    assert later.check.endswith("@50:101:0"), "who begins now begins later"
 
 
 def test_what_retention_takes_before_it_is_bound_is_gone() -> None:
@@ -306,6 +308,175 @@ def test_a_log_that_lost_messages_and_has_others_by_now_has_diverged(monkeypatch
     assert raised.value.partition == name
 
 
+class Terms(NamedTuple):
+    """A partition with messages of three leaders: a and b of the epoch 0, c and d of 2, and e of 4."""
+
+    topic: Topic
+    name: str
+    id: str
+
+    def mark(self, address: int, *last: int) -> Mark:
+        """A mark that says of the last message before it the offset after it, and the epoch."""
+        return Mark(address, ":".join([f"{self.id}@0", *map(str, last)]))
+
+    def stale(self, epoch: int) -> KafkaReader:
+        """A reader that had read other messages, before brokers lost them."""
+        reader = self.topic.declared().open()
+        bind(reader)
+        ahead = reader._ahead[self.topic.name, 0]
+        for place, chunk in enumerate(ahead.chunks):
+            others = chunk.table.set_column(1, VALUE, pa.array([b"other"] * chunk.table.num_rows, pa.binary()))
+            ahead.chunks[place] = chunk._replace(table=others, epochs=chunk.epochs * 0 + epoch)
+        return reader
+
+
+@pytest.fixture(scope="module")
+def terms() -> Terms:
+    topic = Topic(2)
+    for some in ([b"a", b"b"], [b"c", b"d"], [b"e"]):
+        topic.write(some)
+        topic.kafka.elect(topic.name, 0)
+    check = bind(topic.declared().open())[f"{topic.name}/0"].check
+    return Terms(topic, f"{topic.name}/0", check.partition("@")[0])
+
+
+def test_a_mark_says_which_leader_wrote_the_last_message(terms: Terms) -> None:
+    reader, found = terms.topic.declared().open(), []
+    bound: dict[str, Mark] = {}
+    while new := dict(reader.high_watermarks(bound, 1)):
+        bound |= new
+        found.append(bound[terms.name])
+        read_all(reader, terms.name, START, bound[terms.name])
+    assert found == [terms.mark(at + 1, at + 1, epoch) for at, epoch in enumerate([0, 0, 2, 2, 4])]
+
+
+def test_messages_that_come_at_once_may_be_of_several_leaders_or_of_none_that_is_known() -> None:
+    def message(partition: int, offset: int, epoch: int | None) -> Any:
+        said = {
+            "topic": "t", "partition": partition, "offset": offset, "leader_epoch": epoch, "key": None, "value": b"v",
+            "headers": None, "timestamp": (1, 0),
+        }  # fmt: skip
+        return SimpleNamespace(**{name: partial(lambda value: value, value) for name, value in said.items()})
+
+    some = [
+        message(0, 5, 0),
+        message(1, 1, 3),
+        message(0, 6, 2),
+        message(1, 2, 3),
+        message(0, 7, 2),
+        message(2, 0, None),
+    ]
+    found = {number: chunk.epochs.tolist() for _, number, chunk in cluster.chunks_of(some, {"t": 0})}
+    assert found == {0: [0, 2, 2], 1: [3, 3], 2: [cluster.NO_EPOCH]}
+
+
+def test_a_mark_of_an_earlier_release_says_no_epoch_and_one_of_a_later_release_is_refused(terms: Terms) -> None:
+    reader = terms.topic.declared().open()
+    new = reader.high_watermarks({terms.name: terms.mark(3)}, BIG)
+    assert new == {terms.name: terms.mark(5, 5, 4)}
+    assert values(reader, terms.name, terms.mark(3), new[terms.name]) == [b"d", b"e"]
+    assert values(reader, terms.name, Mark(2, ""), terms.mark(4)) == [b"c", b"d"]
+    with pytest.raises(NewerFormat, match="does not know"):
+        reader.high_watermarks({terms.name: terms.mark(3, 3, 2, 1)}, BIG)
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["it begins", "it knows the leader"])
+def test_other_messages_in_the_places_of_those_that_were_read_have_diverged_for_who_comes_later(
+    terms: Terms, knows: bool
+) -> None:
+    """As if the first leader had written a third message, which its followers never had."""
+    third = terms.mark(3, 3, 0)
+    for call in (
+        lambda reader: reader.high_watermarks({terms.name: third}, BIG),
+        lambda reader: read_all(reader, terms.name, third, terms.mark(5, 5, 4)),
+    ):
+        reader = terms.topic.declared().open()
+        if knows:
+            bind(reader)
+            reader._ahead[terms.topic.name, 0].forget(5)
+        with pytest.raises(Diverged, match="what is there before 3 is not what was read") as raised:
+            call(reader)
+        assert raised.value.partition == terms.name
+
+
+def test_offsets_without_a_message_may_be_of_a_later_leader(terms: Terms) -> None:
+    """As the end of a transaction is that another leader decided: the second one ended where c is."""
+    reader = terms.topic.declared().open()
+    after = terms.mark(3, 2, 0)
+    new = reader.high_watermarks({terms.name: after}, BIG)
+    assert values(reader, terms.name, after, new[terms.name]) == [b"d", b"e"]
+    assert values(terms.topic.declared().open(), terms.name, after, new[terms.name]) == [b"d", b"e"]
+
+
+@pytest.mark.parametrize("last", [(4, 0), (5, 0)], ids=["its own", "one that is not there any more"])
+def test_what_is_bound_and_is_now_of_a_later_leader_has_diverged(terms: Terms, last: tuple[int, int]) -> None:
+    end = terms.mark(4, *last)
+    check_diverged(terms.topic.declared().open(), terms.name, START, end)
+    assert values(terms.topic.declared().open(), terms.name, START, terms.mark(4, 5, 4)) == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_an_instance_had_read_and_brokers_have_lost_is_read_again(terms: Terms) -> None:
+    """Where another one bound what is there now. The first one has not heard from its client that it is lost."""
+    before, at, end = terms.mark(2, 2, 0), terms.mark(4, 4, 2), terms.mark(5, 5, 4)
+    reader = terms.stale(1)
+    assert reader.high_watermarks({terms.name: at}, BIG) == {terms.name: end}
+    assert values(reader, terms.name, at, end) == [b"e"]
+    reader = terms.stale(1)
+    assert values(reader, terms.name, at, end) == [b"e"]
+    reader = terms.stale(0)
+    with pytest.raises(Determinate, match="It reads again"):
+        values(reader, terms.name, before, at)
+
+
+def test_a_broker_that_has_not_heard_of_a_leader_yet_may_do_so_later(terms: Terms) -> None:
+    with pytest.raises(Determinate, match="before 3: has it not heard of that one yet"):
+        terms.topic.declared().open().high_watermarks({terms.name: terms.mark(3, 3, 9)}, BIG)
+
+
+def test_messages_do_not_count_before_their_leader_was_asked(terms: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client cannot ask before it has begun to read, which may take long: then messages of it may come before."""
+    monkeypatch.setattr(cluster, "STARTS", 1)
+    reader = terms.topic.declared().open()
+    asked = iter(range(9))
+
+    class Slow:
+        """A consumer that begins late."""
+
+        def __init__(self, consumer: Consumer) -> None:
+            self.consumer = consumer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.consumer, name)
+
+        def seek(self, place: TopicPartition) -> None:
+            if next(asked) < 3:
+                raise KafkaException(KafkaError(KafkaError._STATE))
+            self.consumer.seek(place)
+
+    reader._cluster._consumer = Slow(reader._cluster._consumer)
+    after = terms.mark(3, 3, 2)
+    new = reader.high_watermarks({terms.name: after}, BIG)
+    assert values(reader, terms.name, after, new[terms.name]) == [b"d", b"e"]
+    assert next(asked) == 4
+    asked = iter(range(9))
+    with pytest.raises(Diverged):
+        reader.high_watermarks({terms.name: terms.mark(3, 3, 0)}, BIG)
+
+
+def test_who_continues_after_offsets_without_a_message_may_find_the_last_message_gone() -> None:
+    topic = Topic()
+    topic.write([b"a", b"b", b"c"])
+    topic.kafka.elect(topic.name, 0)
+    topic.write([b"d"])
+    name = f"{topic.name}/0"
+    mark = bind(topic.declared().open())[name]
+    after = Mark(3, mark.check.partition(":")[0] + ":2:0")
+    topic.kafka.delete_records(topic.name, 0, 3)
+    reader = topic.declared().open()
+    assert reader.high_watermarks({name: after}, BIG) == {name: mark}
+    assert values(reader, name, after, mark) == [b"d"]
+
+
 def test_a_topic_that_is_made_again_has_diverged_and_one_that_is_deleted_is_gone() -> None:
     topic = Topic(2)
     name = f"{topic.name}/0"
@@ -340,7 +511,7 @@ def test_a_topic_that_ends_before_what_was_read_has_diverged(monkeypatch: pytest
     name = f"{topic.name}/0"
     topic.write([b"%d" % n for n in range(10)])
     end = bind(topic.declared().open())[name]
-    assert end.check == "@0"
+    assert end.check == "@0:10:0"
     topic.kafka.delete(topic.name)
     topic.kafka.create(topic.name, 1)
     topic.write([b"1"] * 5)
@@ -424,6 +595,70 @@ def test_why_brokers_do_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         reader.look()
     reader._cluster._note(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
     assert "SSL_HANDSHAKE" in str(reader._cluster.failed("no")), "that all are down says less"
+
+
+def test_who_waits_for_an_answer_asks_which_brokers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client waits on for one that was killed, and turns to another one as soon as it has heard of it."""
+    for name, value in (("LOOK_S", 0.001), ("RENEW_S", 0.01), ("ANSWER_S", 0.1)):
+        monkeypatch.setattr(cluster, name, value)
+    found, answer = Kafka(brokers="127.0.0.1:1", topic="t").open()._cluster, Future[str]()
+    asked: list[str | None] = []
+
+    def list_topics(topic: str | None = None, timeout: float = 0) -> None:
+        asked.append(topic)
+        if len(asked) < 3:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        answer.set_result("hello")
+
+    found._admin = SimpleNamespace(poll=lambda _: 0, list_topics=list_topics)
+    assert found._answer(answer) == "hello"
+    assert asked == [None] * 3, "to ask for a topic by its name may create it"
+
+
+REFUSED, DOWN = KafkaError(KafkaError._AUTHENTICATION, "no"), KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1")
+AWAY, UNTRUSTED = KafkaError(KafkaError._TRANSPORT, "Connection refused"), KafkaError(KafkaError._SSL, "not verified")
+TURNED_AWAY = KafkaError(KafkaError._TRANSPORT, "Receive failed: ssl/tls alert bad certificate: SSL alert number 42")
+
+
+@pytest.mark.parametrize(
+    ("said", "mechanism", "is_for_good"),
+    [
+        ([REFUSED, DOWN], "PLAIN", True),
+        ([REFUSED], "SCRAM-SHA-512", True),
+        ([UNTRUSTED], "", True),
+        ([TURNED_AWAY], "", True),
+        ([REFUSED, AWAY], "PLAIN", False),
+        ([AWAY], "PLAIN", False),
+        ([REFUSED], "OAUTHBEARER", False),
+        ([], "PLAIN", False),
+    ],
+)
+def test_who_is_refused_by_all_brokers_that_can_be_reached_is_refused_for_good(
+    said: list[KafkaError], mechanism: str, is_for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not who was refused before, nor where another broker is away, nor where a token cannot be had now."""
+    for name, value in (("LOOK_S", 0.001), ("REFUSED_S", 0.005), ("ANSWER_S", 0.02)):
+        monkeypatch.setattr(cluster, name, value)
+    monkeypatch.setenv("SOME_PASSWORD", "secret")
+    options = {"security.protocol": "SASL_SSL", "sasl.mechanism": mechanism, "sasl.username": "me"}
+    options["sasl.password"] = "env:SOME_PASSWORD"
+    found = Kafka(brokers="127.0.0.1:1", topic="t", options=options if mechanism else {}).open()._cluster
+    polled: list[float] = []
+
+    def poll(timeout: float) -> int:
+        before, polled[:] = not polled, [*polled, timeout]
+        for error in [REFUSED] * 9 if before else said:
+            found._note(error)
+        return len(said)
+
+    found._admin = SimpleNamespace(poll=poll, list_topics=lambda **_: None)
+    with pytest.raises(InvalidUsage if is_for_good else TimeoutError) as raised:
+        found._answer(Future())
+    assert ("does not let this client in" in str(raised.value)) is is_for_good
+    assert (len(polled) < 10) is is_for_good
+    answer: Future[str] = Future()
+    answer.set_result("hello")
+    assert found._answer(answer) == "hello"
 
 
 def test_a_group_is_told_what_is_durable_and_no_other() -> None:
