@@ -219,7 +219,7 @@ class Cluster:
     def _answer(self, asked: Future[Any]) -> Any:
         """What brokers answer. Raises InvalidUsage soon where all that can be reached refuse the client.
 
-        SUBTLE: a client that asks a broker that was killed asks that one on, for minutes. It asks another one once it
+        A client that asks a broker that was killed asks that one on, for minutes. It asks another one once it
         has heard that there is one, and does not ask for that by itself. Of all topics: to name one may create it.
         """
         self._admin.poll(0)
