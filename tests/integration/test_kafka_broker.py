@@ -39,7 +39,7 @@ COMPACTED: dict[str, Any] = {
     "cleanup_policy": "compact", "segment_ms": 1, "min_cleanable_dirty_ratio": 0.0, "min_compaction_lag_ms": 0,
     "max_compaction_lag_ms": 1,
 }  # fmt: skip
-WAIT_S = 30.0
+WAIT_S = 90.0
 _numbers = itertools.count()
 
 

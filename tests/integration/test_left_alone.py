@@ -107,7 +107,7 @@ def check_recovers(door: Door, place: Place, was: Filled) -> None:
         door(place)
         after = client.census(SHARD)
         assert (after.debt, after.writers, after.readers, after.inline_size) == (0, 0, 0, 0)
-        assert after.batches == after.runs <= 2
+        assert after.batches == after.runs <= 4, "each of them weighs half of all that follows, or more"
         assert after.fingerprint == before.fingerprint
         assert contents(client) == was.digest
         # A fold for each 100 batches, a few merges of these, and what each duty commits once.

@@ -43,7 +43,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "day": st.dates(dt.date(1900, 1, 1), dt.date(2300, 1, 1)),
     "t": st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2300, 1, 1)),  # noqa: DTZ001
     "tz": st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2300, 1, 1), timezones=st.just(dt.UTC)),  # noqa: DTZ001
-    "money": st.integers(-(10**9), 10**9).map(lambda cents: Decimal(cents) / 100),
+    "money": st.integers(-(10**9), 10**9).map(lambda cents: Decimal(cents).scaleb(-2)),
     "uuid": st.binary(min_size=16, max_size=16),
 }
 ROWS = st.lists(
