@@ -28,7 +28,7 @@ __all__ = ["folder"]
 EqualTo: Any = expressions.EqualTo
 LessThan: Any = expressions.LessThan
 GreaterThanOrEqual: Any = expressions.GreaterThanOrEqual
-KINDS = {name: kind for name, kind in EVERY.items() if "<" not in kind}
+KINDS = {name: kind for name, kind in EVERY.items() if "<" not in kind and kind not in ("json", "uuid")}
 SCHEMA = persist.Schema({"id": "int64 not null"}, KINDS)
 INTEGERS = {"i8": (-128, 127), "i16": (-(2**15), 2**15 - 1), "i32": (-(2**31), 2**31 - 1), "u8": (0, 255),
             "u16": (0, 2**16 - 1), "u32": (0, 2**32 - 1)}  # fmt: skip
