@@ -266,7 +266,7 @@ def _no_clusters(state: State, name: str) -> str | None:
     """Why a shard is not put in clusters by the column of this name; None if it is."""
     if state.pins:
         return "it is published, in one run"
-    if state.schemas and by_name(state.schemas[-1], name) is None:
+    if state.schemas and by_name(state.schemas, name) is None:
         return f"{name} is not a column behind the first of the key, of whole numbers, dates or times"
     return None
 

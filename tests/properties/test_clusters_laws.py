@@ -73,7 +73,7 @@ def test_parts_of_clusters_are_sorted_runs_that_lie_apart_and_have_all_rows(give
         assert len({len(cuts) if one is None else bisect_right(cuts, one) for one in found}) == 1
         seen += zip(whole.column("id").to_pylist(), found, strict=True)
     assert sorted(seen, key=lambda row: row[0]) == list(enumerate(values))
-    by = by_name(schema, "made")
+    by = by_name([schema], "made")
     assert by == By(schema.columns[1].id, kind)
     assert are_apart(batch, [schema], by) is (len(runs) > 1)
     for one, other in pairwise(cuts):

@@ -90,7 +90,7 @@ def test_what_spark_compacts_is_in_clusters_where_a_rule_says_so(client: persist
     assert [one.error for one in errors] == [None]
     state = client.inspect("s").state
     assert engine.tasks_run > 1
-    assert are_apart(state.trace[0], state.schemas, by_name(schema, "made"))
+    assert are_apart(state.trace[0], state.schemas, by_name([schema], "made"))
     assert read.snapshot(7).to_arrow() == before
     day = dt.date(1970, 3, 1)
     with read.snapshot(7, filter=pc.field("made") == day) as found:

@@ -53,13 +53,15 @@ class Clusters(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, cuts=tuple(cuts), lower=lower, upper=upper)
 
 
-def by_name(newest: Schema, name: str | None, written: Schema | None = None) -> By | None:
-    """What clusters go by in the schema that is written, for a column by its name in the newest one.
+def by_name(schemas: Sequence[Schema], name: str | None, written: Schema | None = None) -> By | None:
+    """What clusters go by in the schema that is written (None: the newest), for the name of a column of a shard.
 
-    None where there is no such column, or none of which parts say bounds that are in one order.
+    Where the newest schema has no column of that name, it is the one that was called so last, and has another name now.
+    None where there is none, or none of which parts say bounds that are in one order.
     """
-    written = written or newest
-    ids = {column.id for column in newest.columns if column.name == name and not column.is_dropped}
+    written, there = written or schemas[-1], {column.id for column in schemas[-1].columns if not column.is_dropped}
+    called = ({column.id for column in schema.columns if column.name == name} & there for schema in reversed(schemas))
+    ids = next(filter(None, called), set[str]())
     found = [column for place in bounded(written) if (column := written.columns[place]).id in ids]
     return By(found[0].id, found[0].type) if found and FIT.fullmatch(found[0].type) else None
 

@@ -508,7 +508,7 @@ def _by(state: State, inputs: tuple[Batch, ...], policy: Policy) -> By | None:
     """What clusters go by in the schema that is written."""
     if policy.cluster is None or not state.schemas or state.pins:
         return None  # a publication names files of one run
-    return clusters.by_name(state.schemas[-1], policy.cluster, state.schemas[_schema_of(inputs)])
+    return clusters.by_name(state.schemas, policy.cluster, state.schemas[_schema_of(inputs)])
 
 
 def _clusters(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Policy) -> Clusters | None:

@@ -62,7 +62,7 @@ def trace(client: persist.Client, shard: str = "s") -> list[Batch]:
 
 def is_clustered(client: persist.Client, shard: str = "s", name: str = "made") -> bool:
     state = client.inspect(shard).state
-    return are_apart(trace(client, shard)[0], state.schemas, by_name(state.schemas[-1], name))
+    return are_apart(trace(client, shard)[0], state.schemas, by_name(state.schemas, name))
 
 
 def reasons(client: persist.Client, policy: Policy = BY_MADE) -> list[str]:
@@ -242,7 +242,7 @@ def test_clusters_that_nothing_newer_belongs_into_are_kept(client: persist.Clien
         assert read.snapshot().to_arrow() == rows
     state = client.inspect("s").state
     assert state.contents is not None
-    assert are_apart(state.contents, state.schemas, by_name(SCHEMA, "made"))
+    assert are_apart(state.contents, state.schemas, by_name([SCHEMA], "made"))
     assert max(wrote[1:]) < wrote[0] / 2, "the newest clusters alone are written again"
     assert len(state.contents.runs) <= 2 * 16
     read.downgrade_since(7)
@@ -346,6 +346,7 @@ def test_a_column_that_is_renamed_stays_what_clusters_go_by_and_one_that_is_wide
     day = SCHEMA.rename({"made": "day"})
     client.evolve_schema("s", day)
     assert reasons(client, Policy(cluster="day")) == []
+    assert reasons(client, Policy(cluster="made")) == [], "no other column is called so"
     assert is_clustered(client, name="day")
     wide = day.widen({"day": "int64"})
     client.evolve_schema("s", wide)
