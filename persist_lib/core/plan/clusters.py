@@ -57,7 +57,7 @@ def by_name(schemas: Sequence[Schema], name: str | None, written: Schema | None 
     """What clusters go by in the schema that is written (None: the newest), for the name of a column of a shard.
 
     Where the newest schema has no column of that name, it is the one that was called so last, and has another name now.
-    None where there is none, or none of which parts say bounds that are in one order.
+    None where it has no such column, or parts do not say bounds of it that are in one order.
     """
     written, there = written or schemas[-1], {column.id for column in schemas[-1].columns if not column.is_dropped}
     called = ({column.id for column in schema.columns if column.name == name} & there for schema in reversed(schemas))
