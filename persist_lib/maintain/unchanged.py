@@ -99,9 +99,10 @@ def kept_clusters(request: Request, most: int, by: By, stored: Stored, most_byte
         return None
     written = list[Stretch]()
     for is_free, places in groupby(range(len(runs)), key=free.__contains__):
-        first, *_, last = [*(several := list(places)), several[-1]]
+        several = list(places)
         if not is_free:
-            written.append((edges[first - 1] if first else None, edges[last] if last < len(edges) else None))
+            lower = edges[several[0] - 1] if several[0] else None
+            written.append((lower, edges[several[-1]] if several[-1] < len(edges) else None))
     around = {edges[at] for at in range(len(edges)) if not {at, at + 1}.isdisjoint(free)}
     kept = tuple(part for at in free for part in runs[at][1])
     return Untouched(Kept(None, None, kept), around, written, max(1, min(room, wanted)))

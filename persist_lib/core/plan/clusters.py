@@ -72,7 +72,7 @@ def place_of(schema: Schema, by: By) -> int | None:
 
 
 def ends(parts: Iterable[Part], schemas: Sequence[Schema], by: By) -> tuple[int, ...] | None:
-    """The least and greatest value of some parts; none where all are null. None where a part does not say it."""
+    """The least and greatest value of some parts, or `()` where all are null. None where a part does not say it."""
     found: list[int | float] = []
     for part in parts:
         place = place_of(schemas[part.schema], by)
@@ -141,7 +141,7 @@ def split(clusters: Clusters, fits: Callable[[Clusters], bool]) -> list[Clusters
 
 
 def in_clusters(parts: Sequence[Part], clusters: Clusters) -> tuple[tuple[Part, ...], tuple[int, ...]]:
-    """Parts that tasks wrote, each of one cluster, in order clusters it: cluster by cluster, and where each begins."""
+    """Parts that tasks wrote, each of one cluster: cluster by cluster, in order within it, and where each begins."""
 
     def cluster(part: Part) -> int:
         [lower] = [one.lower for one in part.values if one.column == clusters.column]
