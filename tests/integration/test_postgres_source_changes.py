@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import msgspec
 import pytest
 
 from persist_lib.errors import Gone, PersistError, SchemaChanged
+from persist_lib.sources.postgres import reader as reading
+from persist_lib.sources.postgres.stream import Stream
 from tests.integration.test_postgres_publications import BACK, OUT, PART, WRITES, run
 from tests.integration.test_postgres_source import Shop, words
 
@@ -84,3 +89,22 @@ def test_a_source_of_an_earlier_release_learns_what_its_publication_is_when_it_i
     run(shop, OUT, BACK)
     with pytest.raises(PersistError, match="was changed"):
         shop.catch_up()
+
+
+def test_a_server_that_sends_nothing_of_what_it_has_is_not_one_without_news(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is too busy, say. An instance says so, and one that runs until it is idle does not end."""
+    shop.run("CREATE TABLE t (id int PRIMARY KEY, word text)", "INSERT INTO t VALUES (1, 'a')")
+    shop.create()
+    shop.catch_up()
+    shop.run("UPDATE t SET word = 'b'")
+    receive, asked = Stream.receive, itertools.count()
+
+    def silent(self: Stream, wait_s: float, *, asks: bool = False) -> Any:
+        return iter(()) if next(asked) <= reading.FEW_WAITS else receive(self, wait_s, asks=asks)
+
+    monkeypatch.setattr(Stream, "receive", silent)
+    shop.catch_up()
+    assert next(asked) > reading.FEW_WAITS
+    assert shop.words() == {1: "b"}

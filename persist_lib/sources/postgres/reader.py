@@ -389,14 +389,23 @@ class TableReader:
         return found
 
     def _receive(self, at: int, until: int, most_bytes: int) -> None:
-        """Receive what the server has flushed, or as much as `most_bytes`."""
+        """Receive what the server has flushed, or as much as `most_bytes`. Raises Determinate if nothing comes of it.
+
+        So that nobody takes a server that is too busy to send for one that has nothing new.
+        """
         patience = Patience(FEW_WAITS)
         while True:
             stream = self._opened(at)
             if stream.reached >= until or sum(one.size for one in self._held) >= most_bytes:
                 return
-            if patience.is_over(has_come=self._fetch(stream, most_bytes, asks=patience.quiet % 2 == 1)):
+            if not patience.is_over(has_come=self._fetch(stream, most_bytes, asks=patience.quiet % 2 == 1)):
+                continue
+            if self._held:
                 return
+            raise Determinate(
+                f"{server.described(self._declared)} has its log up to {lsn_text(until)}, and has sent nothing from "
+                f"{lsn_text(stream.reached)} on for {FEW_WAITS * WAIT_S:g} s. It is asked again"
+            )
 
     def _fetch(self, stream: Stream, most_bytes: int = TABLE_BYTES, *, asks: bool) -> bool:
         """Hold what comes. Answers whether the stream has gone on."""
