@@ -391,7 +391,7 @@ class TableReader:
     def _receive(self, at: int, until: int, most_bytes: int) -> None:
         """Receive what the server has flushed, or as much as `most_bytes`. Raises Determinate if nothing comes of it.
 
-        So that nobody takes a server that is too busy to send for one that has nothing new.
+        So a server that is too busy to send is not taken for one that has nothing new.
         """
         patience = Patience(FEW_WAITS)
         while True:
