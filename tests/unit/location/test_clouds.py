@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -360,7 +361,7 @@ def test_pages_on_azure_continue_where_one_ended(monkeypatch: pytest.MonkeyPatch
     for n in range(12):
         blob.set(f"s/{n:02}", b"x")
     objects, asked = blob._objects, list[int]()
-    monkeypatch.setattr("persist_lib.location.azure.objects.requested", asked.append)
+    monkeypatch.setattr(sys.modules[type(objects).__module__], "requested", asked.append)
     last, is_last = "", False
     while not is_last:
         page, is_last = objects.page("blob/s/", "list", last, 3)
