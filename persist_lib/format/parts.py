@@ -25,7 +25,7 @@ from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile, groups_of, undamaged
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
-from persist_lib.kernel.columns import fixed, integers, mask_of, one_batch, plain, validity
+from persist_lib.kernel.columns import integers, joined, mask_of, one_batch, validity
 from persist_lib.kernel.keys import slice_sorted
 from persist_lib.kernel.merge import MERGE_BYTES, Run, end_to_end, merge_windows
 from persist_lib.kernel.order import is_sorted, sort_updates
@@ -88,9 +88,8 @@ def parts_of_clusters(
 
 def places_of(column: pa.ChunkedArray, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
     """The cluster of each value, where they are cut so: integers, dates or times, or null, which is in the last one."""
-    array = plain(column)
-    sign = "u" if pa.types.is_unsigned_integer(array.type) else "i"  # dates and times are as Arrow stores them
-    values = fixed(array, f"<{sign}{array.type.bit_width // 8}")
+    array = joined(column)
+    values = integers(array)
     places = np.searchsorted(np.array(cuts, values.dtype), values, side="right")
     return places if (valid := validity(array)) is None else np.where(valid, places, len(cuts))
 

@@ -103,9 +103,12 @@ def at_time(contents: pa.Table, time: int) -> pa.Table:
 
 
 def integers(column: pa.Array | pa.ChunkedArray, null: int = 0) -> npt.NDArray[Any]:
-    """A column of integers as numpy, `null` for nulls; unlike `to_numpy`, it does not import pandas."""
+    """A column of integers as numpy, `null` for nulls; unlike `to_numpy`, it does not import pandas.
+
+    Dates and times are as Arrow stores them.
+    """
     array = joined(column)
-    sign = "i" if pa.types.is_signed_integer(array.type) else "u"
+    sign = "u" if pa.types.is_unsigned_integer(array.type) else "i"
     values = fixed(array, f"<{sign}{array.type.bit_width // 8}")
     valid = validity(array)
     return values if valid is None else np.where(valid, values, null)

@@ -292,16 +292,12 @@ def _finish(
 
 
 def _keeping(machine: Machine, request: Request) -> Request:
-    """The request with the parts that it leaves as they are; before, the shard's format is one in which that can be.
-
-    Contents only keep parts of contents. Those of the trace are referred to already, by the trace.
-    """
+    """The request with the parts that it leaves as they are; before, the shard's format is one in which that can be."""
     move_up(machine, request.format)
     if request.clusters is not None:
         return _clustered(machine, request, request.clusters)
     state = machine.state
-    is_of_trace = request.reason == "ahead" and request.inputs[0] != state.contents
-    if not request.reads or is_of_trace or state.format < PART_SUMS:
+    if not request.reads or _is_of_trace(request, state) or state.format < PART_SUMS:
         return request
     stored = Stored(machine.blob, machine.shard, state.schemas, state.schemas[request.schema])
     try:
@@ -309,6 +305,11 @@ def _keeping(machine: Machine, request: Request) -> Request:
     except Missing:
         return request  # a rival replaced it, or it is lost: the merge finds out which
     return msgspec.structs.replace(request, kept=kept)
+
+
+def _is_of_trace(request: Request, state: State) -> bool:
+    """Whether contents are made of the trace alone. They only keep parts of contents: the trace refers to its own."""
+    return request.reason == "ahead" and request.inputs[0] != state.contents
 
 
 def _clustered(machine: Machine, request: Request, wanted: Clusters) -> Request:
@@ -319,9 +320,12 @@ def _clustered(machine: Machine, request: Request, wanted: Clusters) -> Request:
     state, inputs = machine.state, task_inputs(request)
     schema, column = state.schemas[request.schema], state.schemas[request.schema].columns[wanted.column]
     by, stored = By(column.id, column.type), Stored(machine.blob, machine.shard, state.schemas, schema)
-    is_of_trace = request.reason == "ahead" and request.inputs[0] != state.contents
     try:
-        found = None if is_of_trace else kept_clusters(request, wanted.most, by, stored, machine.config.task_bytes)
+        found = (
+            None
+            if _is_of_trace(request, state)
+            else kept_clusters(request, wanted.most, by, stored, machine.config.task_bytes)
+        )
         keys = {part.key for part in found.kept.parts} if found is not None else ()
         read = [run for run in inputs if not any(part.key in keys for part in run.parts)]
         with machine.runtime.pool(machine.config.read_threads, "persist-cut") as pool:

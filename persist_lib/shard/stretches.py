@@ -11,8 +11,6 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from persist_lib.core.plan.clusters import By, ends
 from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import Stretch
@@ -22,7 +20,7 @@ from persist_lib.format.parts import StoredPart, decode_inline
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId
-from persist_lib.kernel.columns import plain
+from persist_lib.kernel.columns import integers
 from persist_lib.location.api import Blob
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.runs import Stored, source_of
@@ -110,10 +108,9 @@ def _values_of(stored: Stored, column: int, run: TaskInput) -> list[int]:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
         file = PartFile(source.key, reader, stored.schema, [name], times=False)
         table = file.read(None, None, [len(file.bounds) // 2], use_threads=False)
-    values = plain(table.column(name)).drop_null()
-    some = values.take(pa.array(range(0, len(values), max(1, len(values) // VALUES)), pa.int64()))
-    sign = "u" if pa.types.is_unsigned_integer(some.type) else ""
-    return [int(one) for one in some.view(f"{sign}int{some.type.bit_width}").to_pylist()]
+    values = integers(table.column(name).drop_null())
+    found: list[int] = values[:: max(1, len(values) // VALUES)].tolist()
+    return found
 
 
 def _is_worth_a_look(part: Part, grain: int, *, is_within: bool) -> bool:
