@@ -1,7 +1,7 @@
 """Parts: sorted updates as one Parquet object, or inline in the state for a few of them; and runs of parts.
 
 A part is encoded with all that the state will say about it. Bytes are verified against the state's digests before
-anything is decoded. A run is parts that follow each other in canonical order; `open_run` streams it lazily, cut to a
+anything is decoded. A run is parts that follow each other in canonical order; `PartRun` streams it lazily, cut to a
 key range and to the registered time bounds, in bounded memory.
 """
 
@@ -27,31 +27,10 @@ from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, joined, mask_of, one_batch, validity
 from persist_lib.kernel.keys import slice_sorted
-from persist_lib.kernel.merge import MERGE_BYTES, Run, end_to_end, merge_windows
-from persist_lib.kernel.order import is_sorted, sort_updates
+from persist_lib.kernel.merge import end_to_end
 from persist_lib.schema.schema import TIME, Schema
 
 PART_BYTES = 128 << 20
-
-
-def merge_to_parts(
-    runs: Sequence[Run],
-    schema: Schema,
-    schema_id: int,
-    *,
-    advance_to: int | None = None,
-    part_bytes: int = PART_BYTES,
-    merge_bytes: int = MERGE_BYTES,
-    window_rows: int | None = None,
-) -> Iterator[EncodedPart]:
-    """One run of parts of about `part_bytes` that stands for all the runs: what a compaction writes.
-
-    A sum beyond 64 bits stays several updates, so that it only fails the reader that asks for it.
-    """
-    windows = merge_windows(
-        runs, schema, advance_to=advance_to, merge_bytes=merge_bytes, window_rows=window_rows, on_overflow="split"
-    )
-    return parts_of(windows, schema, schema_id, part_bytes)
 
 
 def parts_of(
@@ -229,11 +208,6 @@ def _check(where: str, data: bytes, body: memoryview) -> None:
         raise Corrupt(f"{where}: inline bytes do not match their checksum", key=where)
 
 
-__all__ = [
-    "EncodedPart", "PartEncoder", "StoredPart", "decode_inline", "decode_part", "encode_inline", "encode_part",
-    "is_sorted", "open_run", "sort_updates",
-]  # fmt: skip
-
 BATCH_ROWS = 1 << 14
 """Rows of a table that a run yields where many runs are read side by side."""
 ALONE_ROWS = 1 << 16
@@ -316,37 +290,25 @@ def open_part(
     return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at, dictionaries=dictionaries)
 
 
-def open_run(
-    parts: Sequence[StoredPart],
-    schema: Schema,
-    *,
-    key_lower: bytes | None = None,
-    key_upper: bytes | None = None,
-    batch_rows: int = BATCH_ROWS,
-    columns: Sequence[str] | None = None,
-    where: Where | None = None,
-) -> PartRun:
-    """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read.
-
-    Of some `columns` only these are read, with `_time` and `_diff`. `where` leaves out rows that it does not keep,
-    as far as they are easily told.
-    """
-    return PartRun(parts, schema, (key_lower, key_upper), batch_rows, columns, where)
-
-
 class PartRun:
-    """A stream of tables from the parts of one run. Nothing is fetched before the first is asked for."""
+    """The updates of a run in order, as `schema` has them: tables. A part is opened once the one before has been read.
+
+    Only keys in `[lo, hi)` come. Of some `columns` only these are read, with `_time` and `_diff`. `where` leaves out
+    rows that it does not keep, as far as they are easily told.
+    """
 
     def __init__(
         self,
         parts: Sequence[StoredPart],
         schema: Schema,
-        keys: tuple[bytes | None, bytes | None],
-        batch_rows: int,
-        columns: Sequence[str] | None,
-        where: Where | None,
+        *,
+        lo: bytes | None = None,
+        hi: bytes | None = None,
+        batch_rows: int = BATCH_ROWS,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
     ) -> None:
-        self._parts, self._schema, (self._lo, self._hi), self._batch_rows = parts, schema, keys, batch_rows
+        self._parts, self._schema, self._lo, self._hi, self._batch_rows = parts, schema, lo, hi, batch_rows
         self._columns, self._where = columns, where
         self._dictionaries = False
         self._tables = self._read()
