@@ -29,7 +29,7 @@ from persist_lib.errors import InvalidUsage, NotComplete, PersistError
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
-from persist_lib.kernel.multiplicity import places
+from persist_lib.kernel.multiplicity import is_once, places
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Runtime
@@ -301,7 +301,7 @@ def as_batches(rows: pa.Table, target: pa.Schema, table: Table) -> Iterator[pa.R
 def multiplied(rows: pa.Table, table: Table) -> Iterator[pa.Table]:
     """Each row as often as its multiplicity, as tables of bounded size. Raises InvalidUsage for a negative one."""
     diffs = integers(rows.column(DIFF))
-    if diffs.size == 0 or (diffs.min() == 1 and diffs.max() == 1):
+    if is_once(diffs):
         yield rows
         return
     if diffs.min() < 0:
