@@ -184,14 +184,11 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def compare(older: State, newer: State) -> Comparison:
     """Compare two versions of one shard. Batches with the same id, parts and bounds are the same batch."""
-    moved: dict[str, Any] = {name: _moved(getattr(older, name), getattr(newer, name)) for name in COMPARED}
+    pairs = {name: (getattr(older, name), getattr(newer, name)) for name in COMPARED}
+    moved: dict[str, Any] = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     entries: dict[str, Any] = {name: _entries(getattr(older, name), getattr(newer, name)) for name in COMPARED_MAPPINGS}
     terms = StateDiff(schemas=newer.schemas[len(older.schemas) :], **moved, **entries)
     return Comparison(tuple(_edits(older.trace, newer.trace)), terms)
-
-
-def _moved(old: V, new: V) -> tuple[V, V] | None:
-    return None if old == new else (old, new)
 
 
 def _entries(old: Mapping[K, V], new: Mapping[K, V]) -> tuple[tuple[K, V | None, V | None], ...]:

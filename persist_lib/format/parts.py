@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.conform import conform, counted_at, names_of
+from persist_lib.format.conform import counted_at, cut, names_of
 from persist_lib.format.descriptions import EncodedPart, describe
 from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile, groups_of, undamaged
@@ -182,17 +182,9 @@ def decode_inline(
     if schema is not None and not (schema.all_plain and written.all_plain):
         names = names_of(table.column_names, [column.id for column in written.columns], schema)
         table = table.rename_columns(names)
-    if (lo is not None or hi is not None) and columns is None:
-        # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
-        return slice_sorted(schema or written, conform(where, table, schema or written), lo, hi)
-    if lo is not None or hi is not None:
-        table = slice_sorted(schema or written, table, lo, hi)
     if schema is None and columns is None:
-        return table
-    if columns is not None:
-        kept = {*columns, "_time", "_diff"}
-        table = table.select([name for name in table.schema.names if name in kept])
-    return conform(where, table, schema or written, columns)
+        return slice_sorted(written, table, lo, hi)
+    return cut(where, table, schema or written, columns, lo, hi)
 
 
 def _check(where: str, data: bytes, body: memoryview) -> None:
@@ -339,7 +331,11 @@ class PartRun:
                 columns=self._columns, lo=self._lo, hi=self._hi, at=part.at,
             )  # fmt: skip
             return
-        source = _source(_whole(part)) if part.size <= CHUNK else _ranged(part)
+        source: pa.BufferReader | ChunkedReader
+        if part.size <= CHUNK:
+            source = _source(_whole(part))
+        else:
+            source = ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
         file = PartFile(
             part.key, source, self._schema, self._columns,
             dictionaries=self._dictionaries, where=self._where, at=part.at,
@@ -359,10 +355,6 @@ def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
     if upper is not None:
         kept &= times < upper
     return table.filter(mask_of(kept))
-
-
-def _ranged(part: StoredPart) -> ChunkedReader:
-    return ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
 
 
 def _whole(part: StoredPart) -> bytes:

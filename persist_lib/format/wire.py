@@ -110,6 +110,8 @@ class Pushed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 T = TypeVar("T", Follow, Pushed)
 FIELDS = dict[str, msgspec.Raw]
+PLAIN = (str, bytes, int, float, bool, type(None))
+"""What fields of an error have a stored form."""
 NOTHING_DONE = ". Nothing was done"
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -134,7 +136,7 @@ def encode_reply(value: object, now: int) -> bytes:
 
 def encode_error(error: PersistError, now: int) -> bytes:
     """The bytes of an error. Of its fields, those that have a stored form go along."""
-    fields = {name: msgspec.Raw(_encode(value)) for name, value in error.fields.items() if _is_plain(value)}
+    fields = {name: msgspec.Raw(_encode(value)) for name, value in error.fields.items() if isinstance(value, PLAIN)}
     return _encode(Replied(VERSION, now, msgspec.Raw(_encode(None)), (type(error).__name__, error.message, fields)))
 
 
@@ -261,10 +263,6 @@ def _newer(who: str, version: int, done: str = "") -> NewerFormat:
         f"the {who} speaks version {version}, and this side versions up to {VERSION}: upgrade it{done}",
         key=SERVICE, found=version, known=VERSION,
     )  # fmt: skip
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (str, bytes, int, float, bool))
 
 
 def _error(name: str) -> type[PersistError]:

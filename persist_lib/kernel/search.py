@@ -140,12 +140,10 @@ def _digits(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], *, is_sorted: 
             yield _Both(_word(one, index, len(ours)), _word(other, index, len(theirs)))
         if width > DEEP:
             yield _ranks(ours, theirs)
-        elif isinstance(one, ByteWords) and isinstance(other, ByteWords) and _vary(one, other):
-            yield _Both(length_digit(one.lengths), length_digit(other.lengths))
-
-
-def _vary(one: ByteWords, other: ByteWords) -> bool:
-    return len({one.longest, one.shortest, other.longest, other.shortest}) > 1
+        elif isinstance(one, ByteWords) and isinstance(other, ByteWords):
+            spans = {one.longest, one.shortest, other.longest, other.shortest}
+            if len(spans) > 1:
+                yield _Both(length_digit(one.lengths), length_digit(other.lengths))
 
 
 def _word(words: Words, index: int, count: int) -> Digit:

@@ -94,7 +94,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     options = Options.of(
         given,
         tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else (*READ, PUSHED, EMPTY) if batch else STREAM,
-        _what(batch),
+        "a read" if batch is None else BATCH if batch else "a streaming read",
     )
     read_only = options.flag("read_only", default=False)
     client = client_of(options.location, options.consensus, read_only=read_only)
@@ -105,7 +105,8 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
         if isinstance(handle, RenditionReader) and as_of is not None and as_of != LATEST and kind != "updates":
             handle.adopt_at(as_of)
         try:
-            if batch is not False and not _is_stream(options) and EMPTY not in options:
+            is_stream = any(name in options for name in STREAM if name not in READ)
+            if batch is not False and not is_stream and EMPTY not in options:
                 section = section_of(options, kind, handle)
         except PersistError as error:
             if kind != "updates":
@@ -132,14 +133,6 @@ def _opened(client: Client, options: Options) -> Iterator[ReadHandle | Rendition
             yield reader
         return
     yield handle_of(client, options.table, client.machine(options.table).state.schemas[-1].shown)
-
-
-def _what(batch: bool | None) -> str:
-    return "a read" if batch is None else BATCH if batch else "a streaming read"
-
-
-def _is_stream(options: Options) -> bool:
-    return any(name in options for name in STREAM if name not in READ)
 
 
 def kind_of(options: Options) -> Kind:

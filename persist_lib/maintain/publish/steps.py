@@ -157,7 +157,10 @@ def publish_shard(machine: Machine, worker: Worker, format_: Format, as_of: int 
             table=machine.shard,
         )
     columns_of(machine.shard, state.schemas, format_, {})
-    newest = (state.upper.time or 0) - 1 if not state.upper.is_top() else max(_last_time(state), state.since.time or 0)
+    newest = (state.upper.time or 0) - 1
+    if state.upper.is_top():
+        newest = max((part.time_upper for one in state.trace for part in one.parts), default=0)
+        newest = max(newest, state.since.time or 0)
     as_of = newest if as_of is None else as_of
     if not 0 <= as_of <= newest:
         raise _unreadable(machine, state, as_of)
@@ -376,10 +379,6 @@ def next_request(state: State, policy: Policy, *, below_folder: bool) -> Request
         return None
     is_last = len(found) == 1 and not found[0].is_partial and below_folder
     return msgspec.structs.replace(found[0], reason="publish") if is_last else found[0]
-
-
-def _last_time(state: State) -> int:
-    return max((part.time_upper for one in state.trace for part in one.parts), default=0)
 
 
 def _planned(
