@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ import pyarrow as pa
 
 from bench.figures import Figure, peak_mib
 from bench.peer import Peer
-from persist_lib.format.parts import EncodedPart, StoredPart, encode_part, merge_to_parts, open_run
+from persist_lib.format.descriptions import EncodedPart
+from persist_lib.format.parts import PART_BYTES, PartRun, StoredPart, encode_part, parts_of
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.merge import merge_runs
 from persist_lib.schema.schema import Schema
 
 SCHEMA = Schema({"key": "string"}, {"state": "string", "amount": "int64"})
@@ -103,12 +106,8 @@ def write_runs(folder: Path, updates: int, runs: int = RUNS, seed: int = 1, slic
         for path, size in zip(made, sizes, strict=True):
             _write(path, encode_part(SCHEMA, 0, consolidate(SCHEMA, updates_of(rng, size, updates, index))))
         if len(made) > 1:
-            [part] = merge_to_parts(
-                [open_run([_part(path.with_suffix(".parquet"))], SCHEMA) for path in made],
-                SCHEMA,
-                0,
-                part_bytes=1 << 40,
-            )
+            sorted_runs = [PartRun([_part(path.with_suffix(".parquet"))], SCHEMA) for path in made]
+            [part] = parts_of(_merged(sorted_runs), SCHEMA, 0, 1 << 40)
             _write(folder / f"{index}", part)
             for path in made:
                 path.with_suffix(".parquet").unlink()
@@ -147,16 +146,21 @@ def _names(numbers: npt.NDArray[np.uint64]) -> pa.Array:
 def merge_folder(source: Path, target: Path, since: int) -> dict[str, int]:
     """Merge the runs of a folder into parts of another, through verified ranged reads."""
     target.mkdir(exist_ok=True)
-    runs = [open_run([_part(path)], SCHEMA) for path in sorted(source.glob("*.parquet"))]
+    runs = [PartRun([_part(path)], SCHEMA) for path in sorted(source.glob("*.parquet"))]
     rows = written = 0
     names = count()
     # SUBTLE: a part that is written must not stay in memory while the next one grows. `enumerate` would keep it.
-    for part in merge_to_parts(runs, SCHEMA, 0, advance_to=since):
+    for part in parts_of(_merged(runs, since), SCHEMA, 0, PART_BYTES):
         with (target / f"{next(names)}.parquet").open("wb") as file:
             file.write(part.data)
         rows, written = rows + part.said.sums.count, written + part.size
         del part
     return {"rows": rows, "bytes": written}
+
+
+def _merged(runs: list[PartRun], since: int | None = None) -> Iterator[pa.Table]:
+    """What a compaction writes parts of."""
+    return merge_runs(runs, SCHEMA, advance_to=since, on_overflow="split", dictionaries=True)
 
 
 def _part(path: Path) -> StoredPart:

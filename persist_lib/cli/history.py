@@ -21,8 +21,7 @@ from persist_lib.times import Times, Unit
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.client import Client
-    from persist_lib.core.compare import Comparison
-    from persist_lib.core.diff import StateDiff, TraceEdit
+    from persist_lib.core.diff import Comparison, StateDiff, TraceEdit
     from persist_lib.core.state import Batch, State, Version
     from persist_lib.format.log import LogRow, Step
     from persist_lib.frontier import Antichain
@@ -215,7 +214,7 @@ def _entries(came: str, went: str, entries: list[tuple[str, Any]]) -> Iterator[s
 
 def _compare(session: Session, shard: str, older: str, newer: str | None) -> None:
     """Show what changed in a shard's state between two versions."""
-    from persist_lib.core.compare import compare
+    from persist_lib.core.diff import compare
     from persist_lib.shard.log import fetch_at
 
     first, id_ = _version(older, "V1"), parse_shard_id(shard)

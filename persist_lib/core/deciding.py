@@ -10,8 +10,7 @@ from __future__ import annotations
 from persist_lib.core import commands as c
 from persist_lib.core.identities import next_of
 from persist_lib.core.members import refuses_stranger
-from persist_lib.core.outcomes import outcome_since
-from persist_lib.core.placing import remembers_since
+from persist_lib.core.outcomes import outcome_since, remembers_since
 from persist_lib.core.state import State
 
 

@@ -2,13 +2,16 @@
 
 A transition returns a `StateDiff`, and `apply_diff` is the only way to make a new state, in a commit and in a replay.
 So a replay cannot come out differently. The diff also holds the old values, which must match those of the state.
+
+`compare` says what differs between two versions of a shard's metadata, however many transitions lie between them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import TypeVar
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -162,3 +165,52 @@ def _apply_edits(entries: Mapping[K, V], edits: tuple[tuple[K, V | None, V | Non
 def _expect(recorded: object, actual: object, what: str) -> None:
     if recorded != actual:
         raise InvariantViolated(f"the diff changes {what} from {recorded!r}, but it is {actual!r}")
+
+
+COMPARED = ("since", "retention", "format", "contents")
+COMPARED_MAPPINGS = tuple(name for name in MAPPINGS if name not in ("producers", "identities"))
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """The difference of two states, the older one first.
+
+    `edits` are the slices of the older trace that were replaced, each by the batches that stand in its place now, and
+    at last what was added at the end. `terms` has everything else: since, schemas, leases, holds, garbage, rollups.
+    """
+
+    edits: tuple[TraceEdit, ...]
+    terms: StateDiff
+
+
+def compare(older: State, newer: State) -> Comparison:
+    """Compare two versions of one shard. Batches with the same id, parts and bounds are the same batch."""
+    pairs = {name: (getattr(older, name), getattr(newer, name)) for name in COMPARED}
+    moved: dict[str, Any] = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    entries: dict[str, Any] = {name: _entries(getattr(older, name), getattr(newer, name)) for name in COMPARED_MAPPINGS}
+    terms = StateDiff(schemas=newer.schemas[len(older.schemas) :], **moved, **entries)
+    return Comparison(tuple(_edits(older.trace, newer.trace)), terms)
+
+
+def _entries(old: Mapping[K, V], new: Mapping[K, V]) -> tuple[tuple[K, V | None, V | None], ...]:
+    keys = sorted({*old, *new}, key=str)
+    return tuple((key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
+
+
+def _edits(old: tuple[Batch, ...], new: tuple[Batch, ...]) -> list[TraceEdit]:
+    """The slices that differ. Each ends where a batch ends in both traces, so that its two sides stand for the same."""
+    end = old[-1].hi if old else 0
+    kept, appended = (tuple(batch for batch in new if (batch.lo >= end) is is_new) for is_new in (False, True))
+    ends = {batch.hi for batch in old} & {batch.hi for batch in kept}
+    pairs = [*zip_longest(_cut(old, ends), _cut(kept, ends), fillvalue=()), ((), appended)]
+    return [TraceEdit(tuple(batch.id for batch in gone), came) for gone, came in pairs if gone != came]
+
+
+def _cut(trace: tuple[Batch, ...], ends: set[int]) -> list[tuple[Batch, ...]]:
+    """The trace in slices, each up to a batch that ends at one of these ids; the last slice has what follows."""
+    slices: list[tuple[Batch, ...]] = []
+    start = 0
+    for place, batch in enumerate(trace, 1):
+        if batch.hi in ends:
+            slices.append(trace[start:place])
+            start = place
+    return [*slices, trace[start:]] if start < len(trace) else slices

@@ -55,37 +55,11 @@ OLDEST_MOVED = 3
 """Shards of older formats are not moved up for contents: who has them keeps them on purpose."""
 
 REMEMBERS_OUTCOMES = 2
-SCHEMAS_SAY_MORE = 3
-"""The format from which on a schema may have a clock and constraints."""
-
-PRODUCERS = 3
-"""The format from which on a state remembers producers."""
-PARTS_AT_A_TIME = 3
-"""The format from which on a part may count at a time of its own."""
-
-OWNERS = 3
-"""The format from which on a writer may have an owner, and remembers the answers of tasks."""
-
-PENDING_AREA = 3
-"""The format from which on a shard may have a pending area, and a trace may refer to what was put there."""
-
-GROUPS = 4
-"""The format from which on a row may hold several commands."""
-
-MEMBERS = 5
-"""The format from which on a shard may be a member."""
-
-CONTENTS = 6
-"""The format from which on a state may keep contents ahead."""
-
-IDENTITIES = 12
-"""The format from which on columns may count up."""
-
-DOCUMENTS = 12
-"""The format from which on columns may be JSON documents."""
-
-PINS = 7
-"""The format from which on a state may pin keys, and parts may stand below a publication's folder."""
+SCHEMAS_SAY_MORE = PRODUCERS = PARTS_AT_A_TIME = OWNERS = PENDING_AREA = 3
+GROUPS, MEMBERS, CONTENTS, PINS, EVOLVED, PART_SUMS, FILLED, REORDERED = 4, 5, 6, 7, 8, 9, 10, 11
+WIDE_TYPES = CONTENTS
+IDENTITIES = DOCUMENTS = VALUE_BOUNDS = CLUSTERS = 12
+"""The formats from which on there is each of these, as the table above says."""
 
 STATE_FIELDS = {1: 14, 2: 16, 3: 18, 4: 18, 5: 20, 6: 21, 7: 22, 8: 22, 9: 22, 10: 22, 11: 22, 12: 23}
 """How many fields a stored state has: later ones are left out, and must have their defaults."""
@@ -114,28 +88,6 @@ COMMANDS = {
 }  # fmt: skip
 """The commands that came after format 1."""
 
-
-WIDE_TYPES = 6
-"""The format from which on a schema may have nested columns and wide decimals."""
-
-EVOLVED = 8
-"""The format from which on columns may be others than they were, and have defaults."""
-
-PART_SUMS = 9
-"""The format from which on parts may say their sums, so that compactions keep those that nothing newer touches."""
-
-
-FILLED = 10
-"""The format from which on writers may fill columns, and columns may be uuids."""
-
-REORDERED = 11
-"""The format from which on columns may be shown in another order."""
-
-VALUE_BOUNDS = 12
-"""The format from which on parts may say bounds of their values."""
-
-CLUSTERS = 12
-"""The format from which on what is rewritten may be put in several runs, which lie apart in the values of a column."""
 
 PARTS_SAY = {
     PARTS_AT_A_TIME: "a part that counts at a time of its own",
@@ -220,19 +172,8 @@ def least_for_writers(writers: Iterable[Writer | None]) -> int:
 
 def least_for_state(state: State) -> int:
     """The oldest format that can store what this state says, whichever it is written in."""
-    says = (
-        IDENTITIES
-        if state.identities
-        else PINS
-        if state.pins
-        else CONTENTS
-        if state.contents
-        else MEMBERS
-        if state.member
-        else PRODUCERS
-        if state.producers
-        else FIRST
-    )
+    kinds = (since for name, since in DIFF_FIELDS.items() if since > REMEMBERS_OUTCOMES and getattr(state, name))
+    says = max(kinds, default=FIRST)
     writers = least_for_writers(state.writers.values())
     evolutions = EVOLVED if evolved(state.schemas) else FIRST
     return max(says, writers, evolutions, least_for_batches(state.stored), *map(least_for, state.schemas))

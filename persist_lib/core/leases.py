@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -26,30 +27,22 @@ def retire(state: State, seqno: SeqNo, ids: tuple[str, ...]) -> StateDiff | None
     """Retire those of `ids` that are live, for ever; None when none of them is live."""
     writers = tuple((WriterId(i), state.writers[WriterId(i)], None) for i in ids if i in state.writers)
     readers = tuple((ReaderId(i), state.readers[ReaderId(i)], None) for i in ids if i in state.readers)
-    if not writers and not readers:
-        return None
-    gone = (*(id_ for id_, *_ in writers), *(id_ for id_, *_ in readers))
-    return StateDiff(writers=writers, readers=readers, retired=tuple((id_, None, seqno) for id_ in gone))
+    retired = tuple((id_, None, seqno) for id_, *_ in (*writers, *readers))
+    return StateDiff(writers=writers, readers=readers, retired=retired) if retired else None
 
 
 def extend(state: State, ids: tuple[str, ...], lease_until: int) -> StateDiff | r.Refusal:
     """Extend the leases of those of `ids` that are live; refused when none is."""
     ids = tuple(dict.fromkeys(ids))
-    writers = [
-        (WriterId(id_), writer, msgspec.structs.replace(writer, lease_until=lease_until))
-        for id_ in ids
-        if (writer := state.writers.get(WriterId(id_))) is not None and writer.lease_until < lease_until
-    ]
-    readers = [
-        (ReaderId(id_), reader, Reader(reader.since, reader.seqno, lease_until, reader.purpose))
-        for id_ in ids
-        if (reader := state.readers.get(ReaderId(id_))) is not None and reader.lease_until < lease_until
-    ]
+    writers, readers = (_extended(live, ids, lease_until) for live in (state.writers, state.readers))
     if not any(id_ in state.writers or id_ in state.readers for id_ in ids):
         return r.NotLive(ids)
-    if not writers and not readers:
-        return r.AlreadyDone()
-    return StateDiff(writers=tuple(writers), readers=tuple(readers))
+    return StateDiff(writers=writers, readers=readers) if writers or readers else r.AlreadyDone()
+
+
+def _extended(live: Mapping[Any, Any], ids: tuple[str, ...], until: int) -> tuple[tuple[Any, Any, Any], ...]:
+    known = ((id_, live[id_]) for id_ in ids if id_ in live and live[id_].lease_until < until)
+    return tuple((id_, one, msgspec.structs.replace(one, lease_until=until)) for id_, one in known)
 
 
 def keepers(state: State, from_: Antichain | None = None) -> list[str]:
@@ -78,9 +71,7 @@ def is_mark(name: str, hold: Hold) -> bool:
     return name == MARK and hold.opaque.decode(errors="replace") in LAYERS
 
 
-def moved_mark(
-    state: State, since: tuple[Antichain, Antichain] | None
-) -> tuple[tuple[str, Hold, Hold], ...]:  # fmt: skip
+def moved_mark(state: State, since: tuple[Antichain, Antichain] | None) -> tuple[tuple[str, Hold, Hold], ...]:
     """How the mark moves with since, so that it never is before it: also programs that know no marks check that."""
     mark = state.holds.get(MARK)
     if since is None or mark is None or not is_mark(MARK, mark) or since[1] <= mark.since:

@@ -22,7 +22,7 @@ from persist_lib.core.formats import MEMBERS
 from persist_lib.core.holds import is_of_layer, layer_of
 from persist_lib.core.identities import counting
 from persist_lib.core.outcomes import remember
-from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Batch, Hold, Outcome, Produced, State
+from persist_lib.core.state import COLLECTION, NAMED, RETENTION, Batch, Hold, Outcome, State
 from persist_lib.core.trace import push
 from persist_lib.frontier import MAX_TIME, MINIMUM, TOP, Antichain, at
 from persist_lib.ids import MEMBER, SeqNo
@@ -103,10 +103,5 @@ def inherit(state: State, seqno: SeqNo, command: c.Inherit) -> StateDiff | r.Ref
             (name, state.holds.get(name), hold) for name, hold in holds.items() if state.holds.get(name) != hold
         ),
         outcomes=remember(state, Outcome(command.token, seqno, command.upper)),
-        producers=tuple((name, None, _taken_over(last, seqno)) for name, last in command.producers),
+        producers=tuple((name, None, msgspec.structs.replace(last, seqno=seqno)) for name, last in command.producers),
     )
-
-
-def _taken_over(last: Produced, seqno: SeqNo) -> Produced:
-    """A producer's last append, as it is known here: at this transition."""
-    return msgspec.structs.replace(last, seqno=seqno)

@@ -270,6 +270,11 @@ class State(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return self.trace if self.contents is None else (*self.trace, self.contents)
 
     @property
+    def filled(self) -> tuple[Batch, ...]:
+        """The batches of the trace that have updates."""
+        return tuple([batch for batch in self.trace if batch.count])
+
+    @property
     def stored_size(self) -> int:
         """Bytes of all parts: `size` is those of the trace."""
         return self.size + (0 if self.contents is None else self.contents.size)

@@ -29,11 +29,19 @@ from persist_lib.core.holds import layer_of, refuses_writer, release_hold, set_h
 from persist_lib.core.identities import reserve
 from persist_lib.core.leases import expire, extend, fold_since, moved_mark, needed_by, retire
 from persist_lib.core.members import adopt, inherit, refuses_stranger
-from persist_lib.core.outcomes import find_outcome, remember, staged_before
+from persist_lib.core.outcomes import (
+    cannot_produce,
+    find_outcome,
+    forget_producer,
+    is_not_new,
+    not_new,
+    placed,
+    produced,
+    remember,
+    staged_before,
+)
 from persist_lib.core.pending import absorbed_garbage, absorption_problem, clone, discard
 from persist_lib.core.pins import by_name, pin_keys, pinned, unpin
-from persist_lib.core.placing import not_new, placed
-from persist_lib.core.producers import cannot_produce, forget, is_not_new, produced
 from persist_lib.core.state import (
     INLINE_TOTAL_BYTES,
     TOKENS_KEPT,
@@ -132,7 +140,7 @@ def change(state: State, seqno: SeqNo, command: c.Command) -> StateDiff | r.Refu
         case c.ReleaseHold():
             return release_hold(state, command)
         case c.ForgetProducer(name, expected):
-            return forget(state, name, expected)
+            return forget_producer(state, name, expected)
         case c.Reserve():
             return reserve(state, command)
         case c.SetRetention():

@@ -25,10 +25,10 @@ from persist_lib.core.formats import (
     least_for_writers,
 )
 from persist_lib.core.identities import problems as identity_problems
+from persist_lib.core.outcomes import problems_of
 from persist_lib.core.pending import parse_pending_key
 from persist_lib.core.pins import changed_pins
 from persist_lib.core.pins import problems as pin_problems
-from persist_lib.core.producers import problems_of
 from persist_lib.core.state import (
     COUNTS_BYTES,
     INLINE_TOTAL_BYTES,

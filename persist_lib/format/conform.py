@@ -13,6 +13,7 @@ import pyarrow as pa
 from persist_lib.errors import Corrupt, InvalidUsage, SchemaMismatch
 from persist_lib.kernel.columns import plain
 from persist_lib.kernel.converting import converted
+from persist_lib.kernel.keys import slice_sorted
 from persist_lib.schema.evolution import column_of, fill, free
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
 from persist_lib.schema.types import format_type
@@ -71,6 +72,19 @@ def conform(
         arrays.append(column)
     fields = [pa.field(field.name, array.type, field.nullable) for field, array in zip(target, arrays, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
+
+
+def cut(
+    key: str, table: pa.Table, schema: Schema, columns: Sequence[str] | None, lo: bytes | None, hi: bytes | None, *,
+    times: bool = True,
+) -> pa.Table:  # fmt: skip
+    """The rows of a sorted table with `lo <= key < hi`, as another schema of the shard has them (see `conform`).
+
+    A bound may continue behind the key. So all columns count, as the reader's schema has them, where all are read.
+    """
+    if columns is not None:
+        return conform(key, slice_sorted(schema, table, lo, hi), schema, columns, times=times)
+    return slice_sorted(schema, conform(key, table, schema, times=times), lo, hi)
 
 
 def _filled(key: str, field: pa.Field, schema: Schema, count: int) -> pa.Array:

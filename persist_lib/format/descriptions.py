@@ -73,36 +73,17 @@ def join(said: Sequence[Description]) -> Description:
 
 def describe(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
     """Describe sorted updates, of which there must be some."""
-    if table.num_rows <= FEW:
-        return _describe_few(schema, table)
-    key_lower, key_upper = bounds(schema, table)
-    times = integers(table.column(TIME))
-    first = times.min()
-    return Description(
-        sums=sums_of(schema, table),
-        key_lower=key_lower,
-        key_upper=key_upper,
-        time_lower=int(first),
-        time_upper=int(times.max()),
-        earliest=int((times == first).sum()),
-    )
+    if table.num_rows <= FEW:  # without numpy, whose calls cost more than a few values
+        few, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
+        hashes = hash_few(schema, table)
+        sums = Sums(len(few), wrap_signed(sum(diffs)), sum(map(mul, hashes, diffs)) % MODULUS)
+        first, last = min(few), max(few)
+        return Description(sums, *bounds(schema, table), first, last, few.count(first))
+    times, sums = integers(table.column(TIME)), sums_of(schema, table)
+    first, last = int(times.min()), int(times.max())
+    return Description(sums, *bounds(schema, table), first, last, int((times == first).sum()))
 
 
 def describe_group(schema: Schema, table: pa.Table) -> Description:
     """The same of a row group of an object, with the bounds of its values."""
     return msgspec.structs.replace(describe(schema, table), values=value_bounds.bounds_of(schema, table))
-
-
-def _describe_few(schema: Schema, table: pa.Table | pa.RecordBatch) -> Description:
-    """The same without numpy, whose calls cost more than a few values. A test holds both to the same answer."""
-    key_lower, key_upper = bounds(schema, table)
-    times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
-    first = min(times)
-    return Description(
-        sums=Sums(len(times), wrap_signed(sum(diffs)), sum(map(mul, hash_few(schema, table), diffs)) % MODULUS),
-        key_lower=key_lower,
-        key_upper=key_upper,
-        time_lower=first,
-        time_upper=max(times),
-        earliest=times.count(first),
-    )

@@ -5,7 +5,7 @@ magic (4) | format version (1) | xxh3_128 of version and body (16) | body
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -48,24 +48,33 @@ def body_of(data: bytes) -> bytes:
     return data[HEADER_BYTES:]
 
 
-def decode_framed(
-    data: bytes, key: str, magic: bytes, version: int, decoder: msgspec.msgpack.Decoder[T], *, what: str, kind: str,
-    then: str = "",
-) -> T:  # fmt: skip
-    """The value in a frame of this one version. Raises Corrupt or NewerFormat, which name `key`, and say what `then`.
-
-    The errors call it `what`, and its format that of this `kind`.
+class Form(Generic[T]):
+    """How values of one type are stored in frames of one version. Errors call what is stored `what`, its format that
+    of this `kind`, and end with what `then` follows.
     """
-    if not has_magic(data, magic):
-        raise Corrupt(f"{key} is not {what}: it starts with {data[:4]!r}{then}", key=key)
-    if checksum(data) != stored_checksum(data):
-        raise Corrupt(f"{key} is damaged: its checksum is another one than it says{then}", key=key)
-    if (found := version_of(data)) != version:
-        raise NewerFormat(
-            f"{key} has format {found}, and this release knows format {version} of {kind}{then}",
-            key=key, found=found, known=version,
-        )  # fmt: skip
-    try:
-        return decoder.decode(body_of(data))
-    except (*UNREADABLE, InvalidUsage) as error:
-        raise Corrupt(f"{key} has a valid checksum but does not decode: {error}{then}", key=key) from error
+
+    def __init__(self, magic: bytes, version: int, type_: Any, what: str, kind: str, then: str = "") -> None:
+        self.magic, self.version, self._what, self._kind, self._then = magic, version, what, kind, then
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(type_)
+
+    def encode(self, value: T) -> bytes:
+        """The bytes of a value."""
+        return framed(self.magic, self.version, self._encode(value))
+
+    def decode(self, data: bytes, key: str) -> T:
+        """The value that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
+        then = self._then
+        if not has_magic(data, self.magic):
+            raise Corrupt(f"{key} is not {self._what}: it starts with {data[:4]!r}{then}", key=key)
+        if checksum(data) != stored_checksum(data):
+            raise Corrupt(f"{key} is damaged: its checksum is another one than it says{then}", key=key)
+        if (found := version_of(data)) != self.version:
+            raise NewerFormat(
+                f"{key} has format {found}, and this release knows format {self.version} of {self._kind}{then}",
+                key=key, found=found, known=self.version,
+            )  # fmt: skip
+        try:
+            return self._decoder.decode(body_of(data))
+        except (*UNREADABLE, InvalidUsage) as error:
+            raise Corrupt(f"{key} has a valid checksum but does not decode: {error}{then}", key=key) from error

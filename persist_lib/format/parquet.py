@@ -28,14 +28,14 @@ import pyarrow.parquet as pq
 from persist_lib.arguments import UNREADABLE
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, Damage, InvalidUsage, NewerFormat
-from persist_lib.format.conform import conform, counted_at, names_of
+from persist_lib.format.conform import counted_at, cut, names_of
 from persist_lib.format.descriptions import Description, EncodedPart, describe_group, join
 from persist_lib.format.dictionaries import as_stored, stored_as
 from persist_lib.format.digest import digest
 from persist_lib.format.predicate import Where, statistics_columns
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import array_of, plain_table
-from persist_lib.kernel.keys import Start, lower_bound, may_reach, slice_sorted
+from persist_lib.kernel.keys import Start, lower_bound, may_reach
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import column_of
 from persist_lib.schema.schema import DIFF, RESERVED, TIME, Schema
@@ -221,14 +221,6 @@ def _top(file: pq.ParquetFile) -> list[int]:
     return [at for at, field in enumerate(file.schema_arrow) for _ in leaves_of(pa.schema([field]))]
 
 
-def _data_names(stored: pa.Schema) -> list[str]:
-    return [name for name in stored.names if name not in RESERVED]
-
-
-def _with_names(stored: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([field.with_name(name) for field, name in zip(stored, names, strict=True)])
-
-
 def _is_packable(kind: pa.DataType) -> bool:
     """Whether Parquet stores the type as a 32- or 64-bit integer."""
     test = pa.types
@@ -271,12 +263,15 @@ class PartFile:
             metadata = self._file.metadata.metadata or {}
             _check_version(key, metadata.get(MARK))
             stored = self._file.schema_arrow
-            self.ids: list[str] = _unpacked(metadata[COLUMNS], _IDS) if COLUMNS in metadata else _data_names(stored)
+            plain = [name for name in stored.names if name not in RESERVED]
+            self.ids: list[str] = _unpacked(metadata[COLUMNS], _IDS) if COLUMNS in metadata else plain
             names = names_of(stored.names, self.ids, schema)
             self._in_file = dict(zip(names, stored.names, strict=True))
             self._ours = {} if names == stored.names else dict(zip(stored.names, names, strict=True))
-            self._stored, self._top = _with_names(stored, names), [names[at] for at in _top(self._file)]
-            self._bounds = _unpacked(metadata[GROUPS], _BOUNDS)
+            self._stored = pa.schema([field.with_name(name) for field, name in zip(stored, names, strict=True)])
+            self._top = [names[at] for at in _top(self._file)]
+            self.bounds: list[Bounds] = _unpacked(metadata[GROUPS], _BOUNDS)
+            """The least and the greatest key of each row group, both inclusive, perhaps cut short."""
             self._noted = metadata.get(KEYS)
             self._noted_starts = metadata.get(STARTS)
             told = where is not None and all(map(self._is_told, where.names))
@@ -299,7 +294,7 @@ class PartFile:
         """The row groups that may hold keys in `[lo, hi)` and rows that the filter keeps."""
         return [
             index
-            for index, (lower, upper) in enumerate(self._bounds)
+            for index, (lower, upper) in enumerate(self.bounds)
             if may_reach(upper, lo)
             and (hi is None or lower < hi)
             and self._is_within(index, lo, hi)
@@ -316,10 +311,7 @@ class PartFile:
 
     def wanted_ranges(self, lo: bytes | None = None, hi: bytes | None = None) -> list[tuple[int, int]]:
         """Where in the object the wanted columns of the row groups that may hold what is wanted lie."""
-        names, metadata = self._wanted(lo, hi), self._file.metadata
-        groups = map(metadata.row_group, self.groups(lo, hi))
-        wanted = [at for at, name in enumerate(self._top) if names is None or name in names]
-        return [_span(group.column(at)) for group in groups for at in wanted]
+        return self.column_ranges(self.groups(lo, hi), self._wanted(lo, hi) or self._stored.names)
 
     def read(
         self, lo: bytes | None = None, hi: bytes | None = None, groups: Sequence[int] | None = None, *,
@@ -329,7 +321,7 @@ class PartFile:
         names = self._wanted(lo, hi)
         groups = self.groups(lo, hi) if groups is None else groups
         with undamaged(self._key):
-            if len(groups) == len(self._bounds):
+            if len(groups) == len(self.bounds):
                 table = self._file.read(columns=self._file_names(names), use_threads=use_threads)
             else:
                 table = self._file.read_row_groups(groups, columns=self._file_names(names), use_threads=use_threads)
@@ -355,11 +347,6 @@ class PartFile:
             if table.num_rows:
                 yield table
 
-    @property
-    def bounds(self) -> list[Bounds]:
-        """The least and the greatest key of each row group, both inclusive, perhaps cut short."""
-        return self._bounds
-
     def inner_keys(self) -> list[list[bytes]] | None:
         """Keys at even distances within each row group. None in parts of earlier releases, and in small ones."""
         if self._noted is None:
@@ -370,7 +357,7 @@ class PartFile:
     @cached_property
     def _starts(self) -> list[list[Start]]:
         if self._noted_starts is None:
-            return [[]] * len(self._bounds)
+            return [[]] * len(self.bounds)
         with undamaged(self._key):
             return _unpacked(self._noted_starts, _STARTS)
 
@@ -437,13 +424,7 @@ class PartFile:
     def _finish(self, table: pa.Table, lo: bytes | None, hi: bytes | None) -> pa.Table:
         if self._times:
             table = counted_at(table, self._at)
-        if (lo is not None or hi is not None) and self._columns is None:
-            # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
-            table = conform(self._key, table, self._schema, times=self._times)
-            return slice_sorted(self._schema, table, lo, hi)
-        if lo is not None or hi is not None:
-            table = slice_sorted(self._schema, table, lo, hi)
-        return conform(self._key, table, self._schema, self._columns, times=self._times)
+        return cut(self._key, table, self._schema, self._columns, lo, hi, times=self._times)
 
 
 def _short_dictionaries(file: pq.ParquetFile) -> list[str]:

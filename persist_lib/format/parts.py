@@ -1,7 +1,7 @@
 """Parts: sorted updates as one Parquet object, or inline in the state for a few of them; and runs of parts.
 
 A part is encoded with all that the state will say about it. Bytes are verified against the state's digests before
-anything is decoded. A run is parts that follow each other in canonical order; `open_run` streams it lazily, cut to a
+anything is decoded. A run is parts that follow each other in canonical order; `PartRun` streams it lazily, cut to a
 key range and to the registered time bounds, in bounded memory.
 """
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from persist_lib.core.trace import GROUP_BYTES, GROUP_ROWS
 from persist_lib.errors import Corrupt, NewerFormat
-from persist_lib.format.conform import conform, counted_at, names_of
+from persist_lib.format.conform import counted_at, cut, names_of
 from persist_lib.format.descriptions import EncodedPart, describe
 from persist_lib.format.digest import CHUNK, digest, verify
 from persist_lib.format.parquet import Describing, PartEncoder, PartFile, groups_of, undamaged
@@ -27,31 +27,10 @@ from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.columns import integers, joined, mask_of, one_batch, validity
 from persist_lib.kernel.keys import slice_sorted
-from persist_lib.kernel.merge import MERGE_BYTES, Run, end_to_end, merge_windows
-from persist_lib.kernel.order import is_sorted, sort_updates
+from persist_lib.kernel.merge import end_to_end
 from persist_lib.schema.schema import TIME, Schema
 
 PART_BYTES = 128 << 20
-
-
-def merge_to_parts(
-    runs: Sequence[Run],
-    schema: Schema,
-    schema_id: int,
-    *,
-    advance_to: int | None = None,
-    part_bytes: int = PART_BYTES,
-    merge_bytes: int = MERGE_BYTES,
-    window_rows: int | None = None,
-) -> Iterator[EncodedPart]:
-    """One run of parts of about `part_bytes` that stands for all the runs: what a compaction writes.
-
-    A sum beyond 64 bits stays several updates, so that it only fails the reader that asks for it.
-    """
-    windows = merge_windows(
-        runs, schema, advance_to=advance_to, merge_bytes=merge_bytes, window_rows=window_rows, on_overflow="split"
-    )
-    return parts_of(windows, schema, schema_id, part_bytes)
 
 
 def parts_of(
@@ -203,17 +182,9 @@ def decode_inline(
     if schema is not None and not (schema.all_plain and written.all_plain):
         names = names_of(table.column_names, [column.id for column in written.columns], schema)
         table = table.rename_columns(names)
-    if (lo is not None or hi is not None) and columns is None:
-        # A bound may continue behind the key, so that all columns count, as the reader's schema has them.
-        return slice_sorted(schema or written, conform(where, table, schema or written), lo, hi)
-    if lo is not None or hi is not None:
-        table = slice_sorted(schema or written, table, lo, hi)
     if schema is None and columns is None:
-        return table
-    if columns is not None:
-        kept = {*columns, "_time", "_diff"}
-        table = table.select([name for name in table.schema.names if name in kept])
-    return conform(where, table, schema or written, columns)
+        return slice_sorted(written, table, lo, hi)
+    return cut(where, table, schema or written, columns, lo, hi)
 
 
 def _check(where: str, data: bytes, body: memoryview) -> None:
@@ -228,11 +199,6 @@ def _check(where: str, data: bytes, body: memoryview) -> None:
     if zlib.crc32(body) != checksum:
         raise Corrupt(f"{where}: inline bytes do not match their checksum", key=where)
 
-
-__all__ = [
-    "EncodedPart", "PartEncoder", "StoredPart", "decode_inline", "decode_part", "encode_inline", "encode_part",
-    "is_sorted", "open_run", "sort_updates",
-]  # fmt: skip
 
 BATCH_ROWS = 1 << 14
 """Rows of a table that a run yields where many runs are read side by side."""
@@ -316,37 +282,25 @@ def open_part(
     return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at, dictionaries=dictionaries)
 
 
-def open_run(
-    parts: Sequence[StoredPart],
-    schema: Schema,
-    *,
-    key_lower: bytes | None = None,
-    key_upper: bytes | None = None,
-    batch_rows: int = BATCH_ROWS,
-    columns: Sequence[str] | None = None,
-    where: Where | None = None,
-) -> PartRun:
-    """The updates of a run in order, as `schema` has them; a part is opened when the one before has been read.
-
-    Of some `columns` only these are read, with `_time` and `_diff`. `where` leaves out rows that it does not keep,
-    as far as they are easily told.
-    """
-    return PartRun(parts, schema, (key_lower, key_upper), batch_rows, columns, where)
-
-
 class PartRun:
-    """A stream of tables from the parts of one run. Nothing is fetched before the first is asked for."""
+    """The updates of a run in order, as `schema` has them: tables. A part is opened once the one before has been read.
+
+    Only keys in `[lo, hi)` come. Of some `columns` only these are read, with `_time` and `_diff`. `where` leaves out
+    rows that it does not keep, as far as they are easily told.
+    """
 
     def __init__(
         self,
         parts: Sequence[StoredPart],
         schema: Schema,
-        keys: tuple[bytes | None, bytes | None],
-        batch_rows: int,
-        columns: Sequence[str] | None,
-        where: Where | None,
+        *,
+        lo: bytes | None = None,
+        hi: bytes | None = None,
+        batch_rows: int = BATCH_ROWS,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
     ) -> None:
-        self._parts, self._schema, (self._lo, self._hi), self._batch_rows = parts, schema, keys, batch_rows
+        self._parts, self._schema, self._lo, self._hi, self._batch_rows = parts, schema, lo, hi, batch_rows
         self._columns, self._where = columns, where
         self._dictionaries = False
         self._tables = self._read()
@@ -377,7 +331,11 @@ class PartRun:
                 columns=self._columns, lo=self._lo, hi=self._hi, at=part.at,
             )  # fmt: skip
             return
-        source = _source(_whole(part)) if part.size <= CHUNK else _ranged(part)
+        source: pa.BufferReader | ChunkedReader
+        if part.size <= CHUNK:
+            source = _source(_whole(part))
+        else:
+            source = ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
         file = PartFile(
             part.key, source, self._schema, self._columns,
             dictionaries=self._dictionaries, where=self._where, at=part.at,
@@ -397,10 +355,6 @@ def within(table: pa.Table, lower: int | None, upper: int | None) -> pa.Table:
     if upper is not None:
         kept &= times < upper
     return table.filter(mask_of(kept))
-
-
-def _ranged(part: StoredPart) -> ChunkedReader:
-    return ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
 
 
 def _whole(part: StoredPart) -> bytes:

@@ -129,7 +129,8 @@ class Where:
 
     def _mask(self, table: pa.Table) -> pa.ChunkedArray | None:
         """Which rows to keep; None for no row."""
-        found = _evaluate(self.expression, plain_table(table.select(list(self.names))) if self.names else _ANY)
+        rows = plain_table(table.select(list(self.names))) if self.names else _ANY
+        found = evaluated(rows, {"mask": self.expression}).column(0)
         if self.names:
             return found
         return pa.chunked_array([pa.repeat(found[0], table.num_rows)]) if found[0].as_py() else None
@@ -168,15 +169,11 @@ def evaluated(table: pa.Table, expressions: Mapping[str, pc.Expression]) -> pa.T
     return Declaration.from_sequence(steps).to_table(use_threads=False)
 
 
-def _evaluate(expression: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
-    return evaluated(table, {"mask": expression}).column(0)
-
-
 def _refusal(expression: pc.Expression, columns: pa.Schema) -> str | None:
     """Why the expression is no filter on these columns; None if it is one."""
     empty = empty_table(columns) if columns.names else _ANY
     try:
-        kind = _evaluate(expression, empty).type
+        kind = evaluated(empty, {"mask": expression}).column(0).type
     except (pa.ArrowException, TypeError, ValueError) as error:
         return str(error)
     return None if pa.types.is_boolean(kind) else f"it is a {kind}, not true or false"
@@ -188,11 +185,8 @@ def _names(expression: pc.Expression, columns: pa.Schema) -> list[str]:
     mentioned = pa.schema([field for field in columns if field.name in text])
     if _refusal(expression, mentioned) is not None:  # a name may be written in another way
         mentioned = columns
-    return [name for name in mentioned.names if _refusal(expression, _without(mentioned, name)) is not None]
-
-
-def _without(columns: pa.Schema, name: str) -> pa.Schema:
-    return pa.schema([field for field in columns if field.name != name])
+    others = {name: mentioned.remove(at) for at, name in enumerate(mentioned.names)}
+    return [name for name, rest in others.items() if _refusal(expression, rest) is not None]
 
 
 def _no_filter(expression: pc.Expression, columns: pa.Schema, error: str) -> InvalidUsage:
@@ -202,14 +196,11 @@ def _no_filter(expression: pc.Expression, columns: pa.Schema, error: str) -> Inv
         hint = f". {DIFF} and {TIME} are no columns of the data: read with diff=True, and filter what comes out by them"
     elif "no kernel matching input types" in error or "Precision is not great enough" in error:
         hint = f". {_OWN_TYPE}"
+    typed = ", ".join(f"{field.name} ({field.type})" for field in columns)
     return InvalidUsage(
-        f"the filter {_text(expression)} is none on the columns {', '.join(map(_typed, columns))}: {reason}{hint}",
+        f"the filter {_text(expression)} is none on the columns {typed}: {reason}{hint}",
         argument="filter", columns=columns.names,
     )  # fmt: skip
-
-
-def _typed(field: pa.Field) -> str:
-    return f"{field.name} ({field.type})"
 
 
 def _text(expression: pc.Expression) -> str:

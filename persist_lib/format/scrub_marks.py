@@ -3,8 +3,8 @@
 A batch is named by its identity: the digest of all that the state says of it. Neither its ids nor its seqno would do. A
 batch that is rewritten alone keeps its ids, and after a restore of an older copy another batch may get both.
 
-A release that adds a field to `Batch` must raise `VERSION`. Older marks then count as unreadable, and all is
-read again. Otherwise no mark would name a batch any more, and known damage would seem to be gone.
+A release that adds a field to `Batch` must raise the version of `MARKS_FORM`. Older marks then count as unreadable, and
+all is read again. Otherwise no mark would name a batch any more, and known damage would seem to be gone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from persist_lib.core.state import Batch
-from persist_lib.format.frame import decode_framed, framed
+from persist_lib.format.frame import Form
 from persist_lib.ids import SeqNo
 
-MAGIC = b"PSTm"
-VERSION = 1
-WALKED_MAGIC = b"PSTw"
-WALKED_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -55,34 +51,10 @@ class Walked(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     digest: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(Marks)
-_walked = msgspec.msgpack.Decoder(Walked)
+MARKS_FORM = Form[Marks](b"PSTm", 1, Marks, "what a scrub wrote there", "what scrubs remember")
+WALKED_FORM = Form[Walked](b"PSTw", 1, Walked, "a verdict on a log", "verdicts on logs")
 
 
 def identity_of(batch: Batch) -> bytes:
     """The digest of a whole batch: another batch has another one, in any shard's past or future."""
     return xxh3_128_digest(_encoder.encode(batch))
-
-
-def encode_marks(marks: Marks) -> bytes:
-    """The bytes of an object of marks."""
-    return framed(MAGIC, VERSION, _encoder.encode(marks))
-
-
-def decode_marks(data: bytes, key: str) -> Marks:
-    """The marks that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
-    return decode_framed(
-        data, key, MAGIC, VERSION, _decoder, what="what a scrub wrote there", kind="what scrubs remember"
-    )
-
-
-def encode_walked(walked: Walked) -> bytes:
-    """The bytes of a verdict on the log."""
-    return framed(WALKED_MAGIC, WALKED_VERSION, _encoder.encode(walked))
-
-
-def decode_walked(data: bytes, key: str) -> Walked:
-    """The verdict that `data` holds. Raises Corrupt or NewerFormat, which name `key`."""
-    return decode_framed(
-        data, key, WALKED_MAGIC, WALKED_VERSION, _walked, what="a verdict on a log", kind="verdicts on logs"
-    )

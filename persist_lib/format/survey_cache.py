@@ -13,14 +13,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from persist_lib.arguments import UNREADABLE
 from persist_lib.core.plan.look import Look
-from persist_lib.format.frame import body_of, checksum, framed, has_magic, stored_checksum, version_of
+from persist_lib.errors import Corrupt, NewerFormat
+from persist_lib.format.frame import Form
 
 PREFIX = "-survey/"
 NAME = re.compile(r"-survey/(\d{20})-[0-9a-f]{16}")
-MAGIC = b"PSTl"
-VERSION = 1
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True):
@@ -31,8 +29,7 @@ class Memory(msgspec.Struct, frozen=True, array_like=True):
     failed: Mapping[str, tuple[int, str]] = {}
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Memory)
+MEMORY_FORM = Form[Memory](b"PSTl", 1, Memory, "a memory", "memories")
 
 
 def memory_key(now: int, entropy: int) -> str:
@@ -46,16 +43,9 @@ def memory_ms(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def encode_memory(memory: Memory) -> bytes:
-    """The bytes of a memory."""
-    return framed(MAGIC, VERSION, _encoder.encode(memory))
-
-
 def decode_memory(data: bytes) -> Memory | None:
     """The memory that `data` holds; None if it is damaged, or of another release."""
-    if not has_magic(data, MAGIC) or version_of(data) != VERSION or stored_checksum(data) != checksum(data):
-        return None
     try:
-        return _decoder.decode(body_of(data))
-    except UNREADABLE:
+        return MEMORY_FORM.decode(data, "")
+    except (Corrupt, NewerFormat):
         return None

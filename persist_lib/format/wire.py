@@ -3,13 +3,17 @@
 The calls are those of a Consensus, and `commit`, which takes commands instead of rows. The values are the very ones
 that the log stores, so that a row, a batch or a schema has one encoding. A field, a command or a version that the other
 side does not know is refused before anything is done.
+
+A client that follows shards has one stream in each direction for all of them. It says which shards it follows from now
+on, and which no longer. The server tells new rows as they come, or the newest seqno alone, where the client lags. An
+answer without anything says that the server is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -28,6 +32,8 @@ CALLS = (
     "now", "head", "scan", "compare_and_set", "compare_and_set_many", "truncate", "rewind", "list_keys", "heads",
     "commit", "debts", "losing",
 )  # fmt: skip
+FOLLOW = "follow"
+"""The name of the call by which shards are followed."""
 MOST_BYTES = 64 << 20
 """The largest message. A row has about `core.groups.BYTES_MOST` at most, and pages of rows are far smaller."""
 PAGE_BYTES = 4 << 20
@@ -75,7 +81,37 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     due: tuple[str, ...] = ()
 
 
+class Follow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a client says: the shards that it follows from now on, and those that it does not follow any more."""
+
+    version: int
+    begun: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+class News(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """News of one shard: rows, and the seqno of the newest one that the server knows. The rows may end before it."""
+
+    shard: str
+    rows: tuple[tuple[SeqNo, bytes], ...]
+    newest: SeqNo
+
+
+class Pushed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a server says. `ended`: shards that it tells nothing of, as the client has no right on them, or too many.
+
+    Each shard that a client begins to follow is answered, with news or as ended.
+    """
+
+    version: int
+    news: tuple[News, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+T = TypeVar("T", Follow, Pushed)
 FIELDS = dict[str, msgspec.Raw]
+PLAIN = (str, bytes, int, float, bool, type(None))
+"""What fields of an error have a stored form."""
 NOTHING_DONE = ". Nothing was done"
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -87,10 +123,10 @@ def encode_call(arguments: object, timeout_s: float) -> bytes:
 
 def decode_call(data: bytes, kind: Any) -> tuple[Any, float]:
     """The arguments of a call, of type `kind`, and its timeout in seconds. Raises InvalidUsage or NewerFormat."""
-    asked: Asked = _decoded(data, Asked, "call", NOTHING_DONE)
+    asked: Asked = _decoded(data, Asked, "the call of the other side", NOTHING_DONE)
     if asked.version > VERSION:
         raise _newer("client", asked.version, NOTHING_DONE)
-    return _decoded(asked.arguments, kind, "call", NOTHING_DONE), asked.timeout_ms / 1000
+    return _decoded(asked.arguments, kind, "the call of the other side", NOTHING_DONE), asked.timeout_ms / 1000
 
 
 def encode_reply(value: object, now: int) -> bytes:
@@ -100,7 +136,7 @@ def encode_reply(value: object, now: int) -> bytes:
 
 def encode_error(error: PersistError, now: int) -> bytes:
     """The bytes of an error. Of its fields, those that have a stored form go along."""
-    fields = {name: msgspec.Raw(_encode(value)) for name, value in error.fields.items() if _is_plain(value)}
+    fields = {name: msgspec.Raw(_encode(value)) for name, value in error.fields.items() if isinstance(value, PLAIN)}
     return _encode(Replied(VERSION, now, msgspec.Raw(_encode(None)), (type(error).__name__, error.message, fields)))
 
 
@@ -122,13 +158,13 @@ class Unread(Exception):
 
 def _read(data: bytes, kind: Any) -> tuple[Any, int, PersistError | None]:
     try:
-        replied: Replied = _decoded(data, Replied, "answer")
+        replied: Replied = _decoded(data, Replied, "the answer of the other side")
         if replied.version > VERSION:
             raise _newer("server", replied.version)
         if replied.error is None:
-            return _decoded(replied.value, kind, "answer"), replied.now, None
+            return _decoded(replied.value, kind, "the answer of the other side"), replied.now, None
         name, message, found = replied.error
-        fields = {field: _decoded(value, Any, "answer") for field, value in found.items()}
+        fields = {field: _decoded(value, Any, "the answer of the other side") for field, value in found.items()}
         return None, replied.now, _error(name)(message, **fields)
     except (InvalidUsage, NewerFormat) as error:
         raise Unread(error) from error
@@ -164,6 +200,33 @@ def decode_refusal(name: str, fields: msgspec.Raw) -> r.Refusal:
     return found
 
 
+def encode_follow(begun: tuple[str, ...], ended: tuple[str, ...] = ()) -> bytes:
+    """The bytes of what a client says that follows shards."""
+    return _encode(Follow(VERSION, begun, ended))
+
+
+def encode_pushed(news: tuple[News, ...], ended: tuple[str, ...] = ()) -> bytes:
+    """The bytes of what a server says of them."""
+    return _encode(Pushed(VERSION, news, ended))
+
+
+def decode_follow(data: bytes) -> Follow:
+    """What a client said. Raises InvalidUsage or NewerFormat."""
+    return _said(data, Follow)
+
+
+def decode_pushed(data: bytes) -> Pushed:
+    """What a server said. Raises InvalidUsage or NewerFormat."""
+    return _said(data, Pushed)
+
+
+def _said(data: bytes, kind: type[T]) -> T:
+    found: T = _decoded(data, kind, "what the other side says of shards")
+    if found.version > VERSION:
+        raise _newer("other side", found.version)
+    return found
+
+
 def rows_that_fit(rows: Sequence[Any], size: Callable[[Any], int]) -> int:
     """How many of the first rows are about a page; at least one, if there is one."""
     total = 0
@@ -176,8 +239,8 @@ def rows_that_fit(rows: Sequence[Any], size: Callable[[Any], int]) -> int:
 
 def _strict(data: msgspec.Raw, kind: type) -> Any:
     """A value whose fields are all known, although its type, which is never stored, does not refuse others."""
-    found = _decoded(data, kind, "message")
-    if unknown := _decoded(data, FIELDS, "message").keys() - set(kind.__struct_fields__):  # type: ignore[attr-defined]
+    found = _decoded(data, kind, "the message of the other side")
+    if unknown := _decoded(data, FIELDS, "the message of the other side").keys() - set(kind.__struct_fields__):  # type: ignore[attr-defined]
         raise NewerFormat(f"{kind.__name__} has the field {min(unknown)!r} here, which is not known", key=min(unknown))
     return found
 
@@ -192,7 +255,7 @@ def _decoded(data: bytes | msgspec.Raw, kind: Any, what: str, done: str = "") ->
     try:
         return _decoder(kind).decode(data)
     except UNREADABLE as error:
-        raise InvalidUsage(f"the {what} of the other side cannot be read: {error}{done}") from error
+        raise InvalidUsage(f"{what} cannot be read: {error}{done}") from error
 
 
 def _newer(who: str, version: int, done: str = "") -> NewerFormat:
@@ -200,10 +263,6 @@ def _newer(who: str, version: int, done: str = "") -> NewerFormat:
         f"the {who} speaks version {version}, and this side versions up to {VERSION}: upgrade it{done}",
         key=SERVICE, found=version, known=VERSION,
     )  # fmt: skip
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, (str, bytes, int, float, bool))
 
 
 def _error(name: str) -> type[PersistError]:

@@ -129,6 +129,11 @@ def validity(array: pa.Array) -> Flags | None:
     return unpack_bits(buffer, array.offset, len(array))
 
 
+def present(array: pa.Array) -> Flags:
+    """Which rows are not null, also where all are."""
+    return np.ones(len(array), np.bool_) if (valid := validity(array)) is None else valid
+
+
 def fixed(array: pa.Array, dtype: str) -> npt.NDArray[Any]:
     """The values of a fixed-width array, without a copy; what is under nulls is undefined."""
     buffer = array.buffers()[1]
@@ -261,7 +266,10 @@ def flat_bodies(array: pa.Array) -> pa.Array | npt.NDArray[Any]:
 
 
 def _sortable_bits(array: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as unsigned integers of their own width that compare as they do."""
+    """Numbers as unsigned integers of their own width that compare as they do.
+
+    Floats in the total order of IEEE: -NaN < -inf < … < -0.0 < 0.0 < … < inf < NaN.
+    """
     width = array.type.bit_width
     bits = fixed(array, f"<u{width // 8}")
     if pa.types.is_unsigned_integer(array.type):
@@ -296,13 +304,7 @@ def words_of(column: pa.Array | pa.ChunkedArray) -> Words:
 
 def _ranks(array: pa.DictionaryArray) -> FixedWords:
     """A dictionary-encoded column by the ranks of its values: in order among these rows, and only among them."""
-    values = plain(array.dictionary)
-    codes = integers(array.indices)
-    distinct = values.dictionary_encode()
-    by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
-    ranks = np.zeros(len(by_bytes) + 1, np.uint64)
-    ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
-    of_value = ranks.take(integers(distinct.indices, null=len(by_bytes)))
+    codes, of_value = integers(array.indices), ranks_of(plain(array.dictionary))
     known = array.is_valid()
     valid: Flags | None = unpack_bits(known.buffers()[1], known.offset, len(known))
     if valid is not None and valid.all():
@@ -311,6 +313,15 @@ def _ranks(array: pa.DictionaryArray) -> FixedWords:
         codes = np.where(valid, codes, 0)
     words = of_value.take(codes) if len(of_value) else np.zeros(len(array), np.uint64)
     return FixedWords(valid, (words if valid is None else np.where(valid, words, np.uint64(0)),))
+
+
+def ranks_of(values: pa.Array) -> U64:
+    """The place of each value among the distinct ones, by bytes; 0 for nulls."""
+    distinct = comparable(values).dictionary_encode()
+    by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
+    ranks = np.zeros(len(by_bytes) + 1, np.uint64)
+    ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
+    return ranks.take(integers(distinct.indices, null=len(by_bytes)))
 
 
 def fixed_offsets(array: pa.Array, dtype: str) -> Rows:
@@ -344,10 +355,8 @@ def _fixed_words(array: pa.Array) -> tuple[U64, ...]:
         lower = [np.ascontiguousarray(each[:, place]) for place in reversed(range(count - 1))]
         return each[:, count - 1] ^ TOP_BIT, *lower
     bits = kind.bit_width
-    if pa.types.is_floating(kind):
-        return (_total_order(fixed(array, f"<u{bits // 8}").astype(np.uint64), bits),)
-    if pa.types.is_unsigned_integer(kind):
-        return (fixed(array, f"<u{bits // 8}").astype(np.uint64, copy=False),)
+    if pa.types.is_floating(kind) or pa.types.is_unsigned_integer(kind):
+        return (_sortable_bits(array).astype(np.uint64, copy=False),)
     return (fixed(array, f"<i{bits // 8}").astype(np.int64, copy=False).view(np.uint64) ^ TOP_BIT,)
 
 
@@ -355,13 +364,6 @@ def _split(array: pa.Array, count: int) -> pa.Array:
     """An array of `count` words a value seen as that many times more 8-byte integers."""
     buffers = array.buffers()
     return pa.Array.from_buffers(pa.uint64(), count * len(array), [None, buffers[1]], offset=count * array.offset)
-
-
-def _total_order(bits: U64, width: int) -> U64:
-    """IEEE bits such that unsigned order is the total order: -NaN < -inf < … < -0.0 < 0.0 < … < inf < NaN."""
-    sign = np.uint64(1 << (width - 1))
-    every = np.uint64((1 << width) - 1)
-    return np.where(bits & sign, bits ^ every, bits | sign)
 
 
 def packed(table: pa.Table, compression: Literal["lz4", "zstd"] | None = None) -> bytes:

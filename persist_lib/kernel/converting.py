@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.convert.nested import assembled
-from persist_lib.kernel.columns import Flags, fixed, flat_bodies, mask_of, validity
+from persist_lib.kernel.columns import Flags, fixed, flat_bodies, mask_of, present, validity
 from persist_lib.kernel.nested import First, bodies, ends_of, entry_of, is_nested
 
 _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
@@ -73,7 +73,7 @@ def _structs(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None
         )
         found.append(values)
         held += [] if fits is None else [fits]
-    held += [~valid_of for column in columns[kind.num_fields :] if (valid_of := _present(column)).any()]
+    held += [~valid_of for column in columns[kind.num_fields :] if (valid_of := present(column)).any()]
     mask = None if valid is None else array.is_null()
     made = pa.StructArray.from_arrays(found, fields=list(kind), mask=mask)
     return made, np.logical_and.reduce(held) if held else None
@@ -85,15 +85,11 @@ def _lists(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Flags | None]:
     lists = array.cast(pa.list_(entry_of(array.type))) if is_map else array
     ends = ends_of(lists)
     items, fits = converted(lists.flatten(), entry_of(kind) if is_map else kind.value_type)
-    made = assembled(kind, items, np.diff(ends), _present(array))
+    made = assembled(kind, items, np.diff(ends), present(array))
     if fits is None:
         return made, None
     lost = np.concatenate([[0], np.cumsum(~fits)]).take(ends)
     return made, lost[1:] == lost[:-1]
-
-
-def _present(array: pa.Array) -> Flags:
-    return np.ones(len(array), np.bool_) if (valid := validity(array)) is None else valid
 
 
 def _ticks(kind: pa.DataType) -> int:

@@ -44,7 +44,8 @@ def hash_few(schema: Schema, batch: pa.RecordBatch | pa.Table) -> list[int]:
     for role, columns in (("key", schema.key), ("value", schema.value)):
         for column in columns:
             if column.name in present:
-                hashes = contributions(column, joined(batch.column(column.name)), role, _hash_each)
+                values = joined(batch.column(column.name))
+                hashes = contributions(column, values, role, lambda array, seed: _hashing(array.type)(array, seed))
                 totals = list(map(add, totals, hashes.tolist() if isinstance(hashes, np.ndarray) else hashes))
     return [finish(total & MASK) for total in totals]
 
@@ -80,10 +81,6 @@ def _hashed_as_first(column: Column, values: pa.Array, seed: int, hashed: Hashin
 
 def _words64(hashes: Any) -> U64:
     return hashes if isinstance(hashes, np.ndarray) else np.array(list(hashes), np.uint64)
-
-
-def _hash_each(array: pa.Array, seed: int) -> Iterable[int]:
-    return _hashing(array.type)(array, seed)
 
 
 @lru_cache(maxsize=1024)

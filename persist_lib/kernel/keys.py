@@ -14,6 +14,7 @@ within it, means the same either way.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -155,14 +156,7 @@ def slice_sorted(schema: Schema, rows: Rows, lo: bytes | None, hi: bytes | None)
 
 def search(schema: Schema, rows: Rows, bound: bytes) -> int:
     """How many rows of sorted `rows` are below `bound`, which may continue behind the key."""
-    low, high = 0, rows.num_rows
-    while low < high:
-        middle = (low + high) // 2
-        if _is_below(schema, rows, middle, bound):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(range(rows.num_rows), True, key=lambda index: not _is_below(schema, rows, index, bound))
 
 
 def _is_below(schema: Schema, rows: Rows, index: int, bound: bytes) -> bool:

@@ -13,16 +13,17 @@ And two sorted streams, cut at the same places (`pairs`): so what concerns the s
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import Rows, array_of, integers, joined, plain, plain_table
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, OnOverflow, add_up, consolidate
 from persist_lib.kernel.keys import encode_cell
@@ -51,37 +52,20 @@ def merge_runs(
     schema: Schema,
     *,
     advance_to: int | None = None,
-    upper_time: int | None = None,
     merge_bytes: int = MERGE_BYTES,
     window_rows: int | None = None,
     on_overflow: OnOverflow = "raise",
+    dictionaries: bool = False,
 ) -> Iterator[pa.Table]:
     """Windows of updates in canonical order, consolidated; no (data, time) is in two of them.
 
     Each run yields tables of `schema.updates` that follow each other in canonical order and are consolidated. Times
-    become `max(t, advance_to)`, then `min(t, upper_time)`. `merge_bytes` is about the most memory to use, and
-    `window_rows` the most rows to buffer. Sums beyond 64 bits raise DiffOverflow, or stay several updates ("split").
+    become `max(t, advance_to)`. `merge_bytes` is about the most memory to use, and `window_rows` the most rows to
+    buffer. Sums beyond 64 bits raise DiffOverflow, or stay several updates ("split"). With `dictionaries`, text columns
+    are left as such where the runs had them so.
     """
-    windows = merge_windows(
-        runs, schema, advance_to=advance_to, upper_time=upper_time, merge_bytes=merge_bytes, window_rows=window_rows,
-        on_overflow=on_overflow,
-    )  # fmt: skip
-    return map(plain_table, windows)
-
-
-def merge_windows(
-    runs: Sequence[Run],
-    schema: Schema,
-    *,
-    advance_to: int | None = None,
-    upper_time: int | None = None,
-    merge_bytes: int = MERGE_BYTES,
-    window_rows: int | None = None,
-    on_overflow: OnOverflow = "raise",
-) -> Iterator[pa.Table]:
-    """The same as `merge_runs`, with text columns left as dictionaries where the runs had them so."""
-    merge = _Merge(schema, advance_to, upper_time, on_overflow, contents=False)
-    return merge.windows(runs, merge_bytes, window_rows)
+    windows = _Merge(schema, advance_to, on_overflow, contents=False).windows(runs, merge_bytes, window_rows)
+    return windows if dictionaries else map(plain_table, windows)
 
 
 def merge_contents(
@@ -95,18 +79,15 @@ def merge_contents(
 
     The runs hold what is at or before the as_of only. DiffOverflow when a multiplicity does not fit in 64 bits.
     """
-    merge = _Merge(schema, None, None, "raise", contents=True)
-    return map(plain_table, merge.windows(runs, merge_bytes, window_rows))
+    windows = _Merge(schema, None, "raise", contents=True).windows(runs, merge_bytes, window_rows)
+    return map(plain_table, windows)
 
 
 class _Merge:
     """One merge. `carry` is what the last window held back."""
 
-    def __init__(
-        self, schema: Schema, advance_to: int | None, upper_time: int | None, on_overflow: OnOverflow, *, contents: bool
-    ) -> None:
-        self._schema, self._on_overflow, self._contents = schema, on_overflow, contents
-        self._least, self._most = advance_to, upper_time
+    def __init__(self, schema: Schema, advance_to: int | None, on_overflow: OnOverflow, *, contents: bool) -> None:
+        self._schema, self._on_overflow, self._contents, self._least = schema, on_overflow, contents, advance_to
         self._target = schema.contents if contents else schema.updates
         self._carry: pa.Table | None = None
 
@@ -123,7 +104,7 @@ class _Merge:
                 run.fill(quota, rows)
             ahead = [run for run in ahead if run.rows]
             limit = min((run.last_row() for run in ahead if not run.is_done), default=None)
-            window = self._window([taken for run in ahead if (taken := run.take_through(limit))])
+            window = self._window([taken for run in ahead if (taken := run.take(limit, through=True))])
             self._carry = None
             if limit is None:
                 ahead = []
@@ -174,50 +155,57 @@ class _Merge:
         if self._contents:
             return table.drop_columns([TIME])
         times = integers(table.column(TIME))
-        if (self._least is None or times.min() >= self._least) and (self._most is None or times.max() <= self._most):
+        if self._least is None or times.min() >= self._least:
             return table
-        times = np.clip(times, self._least or 0, MAX_TIME if self._most is None else self._most)
-        return table.set_column(table.num_columns - 2, TIME_FIELD, array_of(times))
+        return table.set_column(table.num_columns - 2, TIME_FIELD, array_of(np.maximum(times, np.uint64(self._least))))
 
 
 class _Ahead:
-    """A run that is read ahead: the tables that wait, and where in them a limit falls."""
+    """A run that is read ahead: the tables that wait, and where in them a limit falls, by the columns `names`."""
 
-    def __init__(self, run: Run, names: list[str]) -> None:
+    def __init__(self, run: Run, names: Sequence[str]) -> None:
         self._run, self._names = run, names
         self._tables: deque[pa.Table] = deque()
         self._bytes = 0
         self.rows = 0
         self.is_done = False
 
-    def fill(self, quota_bytes: int, quota_rows: int) -> None:
+    def fill(self, quota_bytes: int, quota_rows: float = math.inf) -> None:
         """Read until that much waits, or at least one row, or the run ends."""
         while not self.is_done and (self.rows == 0 or (self._bytes < quota_bytes and self.rows < quota_rows)):
-            table = next(self._run, None)
-            if table is None:
-                self.is_done = True
-            elif table.num_rows:
-                self._tables.append(table)
-                self._count(table, 1)
+            self.read()
+
+    def read(self) -> None:
+        """Read one table, or reach the end."""
+        table = next(self._run, None)
+        if table is None:
+            self.is_done = True
+        elif table.num_rows:
+            self._tables.append(table)
+            self._count(table, 1)
 
     def last_row(self) -> Row:
-        """The last row that waits."""
+        """The last row that waits. There is one while the run is not done."""
         return _row(self._tables[-1], self._names, -1)
 
-    def take_through(self, limit: Row | None) -> list[pa.Table]:
-        """Take what lies at or below the limit; everything for None."""
+    def take(self, limit: Row | None, *, through: bool) -> list[pa.Table]:
+        """Take what lies below the limit, or `through` it: also what is equal to it. Everything for None."""
         taken = []
-        while self._tables and (limit is None or _row(self._tables[0], self._names, -1) <= limit):
+        while self._tables and self._is_within(self._tables[0], limit, through):
             taken.append(self._tables.popleft())
         if self._tables and limit is not None:
             first = self._tables.popleft()
-            _, count = _places_of(first, self._names, limit)
+            count = _places_of(first, self._names, limit)[through]
             if count:
                 taken.append(first.slice(0, count))
             self._tables.appendleft(first.slice(count))
         for table in taken:
             self._count(table, -1)
         return taken
+
+    def _is_within(self, table: pa.Table, limit: Row | None, through: bool) -> bool:
+        last = _row(table, self._names, -1)
+        return limit is None or last < limit or (through and last == limit)
 
     def _count(self, table: pa.Table, sign: int) -> None:
         self.rows += sign * table.num_rows
@@ -230,26 +218,13 @@ def _row(table: pa.Table, names: Sequence[str], index: int) -> Row:
 
 def _places_of(table: pa.Table, names: Sequence[str], limit: Row) -> tuple[int, int]:
     """Where the rows that are equal to the limit start and end: column by column, among those that tie so far."""
-    start, end = 0, table.num_rows
+    rows, start, end = range(table.num_rows), 0, table.num_rows
     for name, cell in zip(names, limit, strict=True):
-        cells = _Cells(joined(table.column(name)))
-        start, end = bisect_left(cells, cell, start, end), bisect_right(cells, cell, start, end)
+        encoded = partial(encode_cell, joined(table.column(name)))
+        start, end = bisect_left(rows, cell, start, end, key=encoded), bisect_right(rows, cell, start, end, key=encoded)
         if start == end:
             break
     return start, end
-
-
-class _Cells:
-    """A column's encoded values, as bisect wants them."""
-
-    def __init__(self, column: pa.Array) -> None:
-        self._column = column
-
-    def __len__(self) -> int:
-        return len(self._column)
-
-    def __getitem__(self, index: int) -> bytes:
-        return encode_cell(self._column, index)
 
 
 def end_to_end(tables: list[pa.Table]) -> pa.Table:
@@ -294,60 +269,17 @@ def pairs(
     Both streams are in canonical order, of which `names` are the leading columns, and have the columns of `empty`. No
     pair is wholly empty. Rows that are equal in `names` are held together, however many they are.
     """
-    sides = (_Side(left, names, empty), _Side(right, names, empty))
+    sides = (_Ahead(left, names), _Ahead(right, names))
     while True:
         for side in sides:
             side.fill(PAIR_BYTES if pair_bytes is None else pair_bytes)
-        limit = min((side.last() for side in sides if not side.is_done), default=None)
-        taken = tuple(side.take_below(limit) for side in sides)
-        if any(table.num_rows for table in taken):
-            yield taken
+        limit = min((side.last_row() for side in sides if not side.is_done), default=None)
+        ours, theirs = (pa.concat_tables([empty, *side.take(limit, through=False)]) for side in sides)
+        if ours.num_rows or theirs.num_rows:
+            yield ours, theirs
         elif limit is not None:  # all that waits of some stream has one key
             for side in sides:
-                if not side.is_done and side.last() == limit:
+                if not side.is_done and side.last_row() == limit:
                     side.read()
         if limit is None:
             return
-
-
-class _Side:
-    """One of the streams: the tables that wait."""
-
-    def __init__(self, tables: Iterator[pa.Table], names: Sequence[str], empty: pa.Table) -> None:
-        self._tables, self._names, self._empty = tables, names, empty
-        self._held: list[pa.Table] = []
-        self._bytes = 0
-        self.is_done = False
-
-    def fill(self, least: int) -> None:
-        """Read until that many bytes wait, or the stream ends."""
-        while not self.is_done and self._bytes < least:
-            self.read()
-
-    def read(self) -> None:
-        """Read one table that has rows, or reach the end."""
-        for table in self._tables:
-            if table.num_rows:
-                self._held.append(table)
-                self._bytes += max(1, table.nbytes)
-                return
-        self.is_done = True
-
-    def last(self) -> Row:
-        """The last row that waits. There is one while the stream is not done."""
-        return _row(self._held[-1], self._names, -1)
-
-    def take_below(self, limit: Row | None) -> pa.Table:
-        """Take what is before the limit; everything for None."""
-        taken: list[pa.Table] = []
-        rest: list[pa.Table] = []
-        for table in self._held:
-            if rest or (limit is not None and _row(table, self._names, -1) >= limit):
-                count = 0 if rest or limit is None else _places_of(table, self._names, limit)[0]
-                taken.append(table.slice(0, count))
-                rest.append(table.slice(count))
-            else:
-                taken.append(table)
-        self._held = [table for table in rest if table.num_rows]
-        self._bytes = sum(max(1, table.nbytes) for table in self._held)
-        return pa.concat_tables([self._empty, *(table for table in taken if table.num_rows)])

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist_lib.kernel.columns import (
     BLOCK,
@@ -25,8 +24,8 @@ from persist_lib.kernel.columns import (
     Words,
     array_of,
     comparable,
-    integers,
     joined,
+    ranks_of,
     words_of,
 )
 from persist_lib.kernel.gather import rows_of
@@ -202,7 +201,7 @@ def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:
         if position == 0 and isinstance(words, ByteWords):
             words = words.without(shared)
         if words.valid is not None:
-            yield _validity_digit(words.valid)
+            yield validity_digit(words.valid)
         if isinstance(words, ByteWords) and words.width > DEEP:
             for index in range(DEEP):
                 yield _word_digit(words, index)
@@ -211,7 +210,7 @@ def digits_of(columns: Sequence[pa.Array], shared: int = 0) -> Iterator[Digit]:
         for index in range(words.width):
             yield _word_digit(words, index)
         if isinstance(words, ByteWords) and words.longest != words.shortest:
-            yield _length_digit(words.lengths)
+            yield length_digit(words.lengths)
 
 
 def shared_prefix(columns: Sequence[pa.Array | pa.ChunkedArray]) -> int:
@@ -225,7 +224,8 @@ def shared_prefix(columns: Sequence[pa.Array | pa.ChunkedArray]) -> int:
     return next(differing, min(len(first), len(last)))
 
 
-def _validity_digit(valid: Flags) -> Digit:
+def validity_digit(valid: Flags) -> Digit:
+    """Null or not."""
     return lambda rows: (valid if rows is None else valid[rows]).astype(np.uint64)
 
 
@@ -233,22 +233,14 @@ def _word_digit(words: Words, index: int) -> Digit:
     return lambda rows: words.word(index, rows)
 
 
-def _length_digit(lengths: Rows) -> Digit:
+def length_digit(lengths: Rows) -> Digit:
+    """How long values are, which tells apart those that are the start of one another."""
     return lambda rows: (lengths if rows is None else lengths[rows]).view(np.uint64)
 
 
 def _rank_digit(column: pa.Array) -> Digit:
     # Ranks are comparable only among the rows of one call.
     return lambda rows: ranks_of(column if rows is None else column.take(array_of(rows)))
-
-
-def ranks_of(values: pa.Array) -> U64:
-    """The place of each value among the distinct ones, by bytes; 0 for nulls."""
-    distinct = comparable(values).dictionary_encode()
-    by_bytes = integers(pc.array_sort_indices(distinct.dictionary))
-    ranks = np.zeros(max(1, len(by_bytes)), np.uint64)
-    ranks[by_bytes] = np.arange(len(by_bytes), dtype=np.uint64)
-    return ranks.take(integers(distinct.indices))
 
 
 def pack(digits: Sequence[Digit], rows: Rows | None, room: int) -> tuple[U64, int]:

@@ -15,8 +15,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.kernel.columns import POOL, U64, ByteWords, Flags, Rows, Words, array_of, comparable, words_of
-from persist_lib.kernel.order import DEEP, Digit, pack, ranks_of, shared_prefix
+from persist_lib.kernel.columns import (
+    POOL,
+    U64,
+    ByteWords,
+    Flags,
+    Rows,
+    Words,
+    array_of,
+    comparable,
+    present,
+    ranks_of,
+    words_of,
+)
+from persist_lib.kernel.order import DEEP, Digit, length_digit, pack, shared_prefix, validity_digit
 
 DENSE: Final = 16
 """Where there are this many rows for one that is wanted, or fewer, all of the key is made of all rows."""
@@ -122,23 +134,16 @@ def _digits(rows: Sequence[pa.Array], wanted: Sequence[pa.Array], *, is_sorted: 
             one, other = one.without(shared), other.without(shared)
         is_sorted = False
         if one.valid is not None or other.valid is not None:
-            yield _Both(_validity(one, len(ours)), _validity(other, len(theirs)))
+            yield _Both(*(validity_digit(present(side)) for side in (ours, theirs)))
         width = max(one.width, other.width)
         for index in range(min(width, DEEP)):
             yield _Both(_word(one, index, len(ours)), _word(other, index, len(theirs)))
         if width > DEEP:
             yield _ranks(ours, theirs)
-        elif isinstance(one, ByteWords) and isinstance(other, ByteWords) and _vary(one, other):
-            yield _Both(_lengths(one), _lengths(other))
-
-
-def _vary(one: ByteWords, other: ByteWords) -> bool:
-    return len({one.longest, one.shortest, other.longest, other.shortest}) > 1
-
-
-def _validity(words: Words, count: int) -> Digit:
-    valid = np.ones(count, np.bool_) if words.valid is None else words.valid
-    return lambda rows: (valid if rows is None else valid[rows]).astype(np.uint64)
+        elif isinstance(one, ByteWords) and isinstance(other, ByteWords):
+            spans = {one.longest, one.shortest, other.longest, other.shortest}
+            if len(spans) > 1:
+                yield _Both(length_digit(one.lengths), length_digit(other.lengths))
 
 
 def _word(words: Words, index: int, count: int) -> Digit:
@@ -146,10 +151,6 @@ def _word(words: Words, index: int, count: int) -> Digit:
     if index >= words.width:
         return lambda rows: np.zeros(count if rows is None else len(rows), np.uint64)
     return lambda rows: words.word(index, rows)
-
-
-def _lengths(words: ByteWords) -> Digit:
-    return lambda rows: (words.lengths if rows is None else words.lengths[rows]).astype(np.uint64)
 
 
 def _ranks(ours: pa.Array, theirs: pa.Array) -> _Both:

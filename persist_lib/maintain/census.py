@@ -110,7 +110,7 @@ def census_of(shard: str, version: Version, now: int, policy: Policy | None = No
     """Return the census of one version. `now` is the store's clock (ms since the epoch); it decides what is overdue."""
     state, policy = version.state, policy or Policy()
     plan, collection = plan_compaction(state, policy), plan_garbage(state, version.seqno)
-    filled = [batch for batch in state.trace if batch.count]
+    filled = state.filled
     garbage_size = sum(garbage.size for garbage in state.garbage.values())
     return Census(
         shard=shard, seqno=version.seqno, since=state.since, upper=state.upper,

@@ -47,7 +47,7 @@ from persist_lib.format.paths import blob_key, part_key
 from persist_lib.format.value_bounds import where_of
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo, ShardId, WriterId
-from persist_lib.kernel.merge import merge_windows
+from persist_lib.kernel.merge import merge_runs
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped, check_not_stopped
 from persist_lib.location.wrap.spending import charged
@@ -145,7 +145,7 @@ def compact(
     policy = policy_of(machine.config, policy)
     state, is_given = (machine.fetch() if plan is None else machine.version).state, plan is not None
     plan = plan_compaction(state, policy) if plan is None else plan
-    before = filled(state)
+    before = len(state.filled)
     if dry_run:
         return Compacted(plan, (), before, before, state.since)
     begun = plan = _allotted(machine, plan, is_whole=is_given)
@@ -175,7 +175,7 @@ def compact(
         raise
     if damaged:
         raise damaged[0]
-    return Compacted(begun, tuple(applied), before, filled(machine.state), state.since)
+    return Compacted(begun, tuple(applied), before, len(machine.state.filled), state.since)
 
 
 def _allotted(machine: Machine, plan: Plan, *, is_whole: bool = False, has_begun: bool = False) -> Plan:
@@ -470,11 +470,6 @@ def local_engine(machine: Machine) -> Engine:
     return run
 
 
-def filled(state: State) -> int:
-    """How many batches are not empty."""
-    return sum(1 for batch in state.trace if batch.count)
-
-
 def still_there(state: State, request: Request) -> bool:
     """Whether all inputs of a request are still in the trace, unchanged.
 
@@ -515,9 +510,10 @@ def merged(task: MergeTask, blob: Blob, pool: Executor) -> Iterator[EncodedPart]
         windows, parallel = iter([gathered.table] if gathered.table.num_rows else []), pool.map
     else:
         runs = gathered.streams(stored)
-        windows = merge_windows(
-            runs, schema, advance_to=task.advance_to, merge_bytes=task.merge_bytes, on_overflow="split"
-        )
+        windows = merge_runs(
+            runs, schema, advance_to=task.advance_to, merge_bytes=task.merge_bytes, on_overflow="split",
+            dictionaries=True,
+        )  # fmt: skip
     if task.clusters is None:
         return parts_of(windows, schema, task.schema, task.part_bytes, parallel)
     if where is not None:  # what is read of large runs is only what the clusters need, roughly

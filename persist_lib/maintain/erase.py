@@ -17,7 +17,7 @@ from persist_lib.core import commands as c
 from persist_lib.core.formats import PINS
 from persist_lib.core.leases import keepers
 from persist_lib.core.pins import folders_of
-from persist_lib.core.plan.compaction import Policy, Request, TaskInput, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Policy, Request, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
 from persist_lib.core.state import COLLECTION, Part, Version
 from persist_lib.errors import Damage, Missing
@@ -26,18 +26,17 @@ from persist_lib.format.log import LogRow, decode_row, decode_state
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import decode_inline
 from persist_lib.format.paths import blob_key, key_of, pending_prefix, published_prefix
-from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.frontier import at
-from persist_lib.ids import PartKey, SeqNo, parse_rollup_key
+from persist_lib.ids import SeqNo, parse_rollup_key
 from persist_lib.kernel.columns import Rows, integers
 from persist_lib.maintain.compaction import carry_out, local_engine
 from persist_lib.maintain.garbage import audit_orphans, collect, objects_of
+from persist_lib.maintain.publish.files import opened
 from persist_lib.maintain.publish.folder import COPIES
 from persist_lib.maintain.worker import Worker, roll_up
-from persist_lib.schema.schema import TIME, Schema
+from persist_lib.schema.schema import TIME
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.log import SCAN_ROWS
-from persist_lib.shard.runs import source_of
 from persist_lib.times import show_time
 
 ROUNDS = 4
@@ -45,6 +44,14 @@ ROUNDS = 4
 
 STAYS = {"batch", "pending", "copy", "unreadable"}
 """What a rollup and a collection of garbage do not take away."""
+
+WHY = {
+    "pending": "it is not absorbed yet, and may have some: absorb it, and erase again",
+    "copy": "a publication names it: publish again, and keep one snapshot, or withdraw it; then erase again",
+    "unreadable": "it cannot be read, and may have some: see `persist shard scrub`",
+    "unlinked": "who uploaded it may still link it; it goes once that id is retired",
+}
+"""What keeps places of these kinds, whatever the state says."""
 
 Kind = Literal["batch", "replaced", "unlinked", "rollup", "log", "pending", "copy", "unreadable"]
 
@@ -161,7 +168,7 @@ class _Search:
                         batches.append(batch.id)
                     key = blob_key(self._machine.shard, part.key) if part.inline is None else ""
                     places.append(Place("batch", key, part.size, part.digests.hex()))
-        others = {key: size for key, size in listed.items() if _part_key(self._machine, key) not in self._live}
+        others = {key: size for key, size in listed.items() if key_of(self._machine.shard, key) not in self._live}
         for key, size in others.items():
             if (place := self._of_object(key, size)) is not None:
                 places.append(place)
@@ -181,17 +188,12 @@ class _Search:
         if not self._sought.may_be(part.key_lower, part.key_upper):
             return -1
         if part.inline is not None:
-            table = decode_inline("inline rows", part.inline, self._schema_of(part), self._schema, at=part.at)
+            schemas = self._version.state.schemas
+            table = decode_inline("inline rows", part.inline, schemas[part.schema], self._schema, at=part.at)
             found = self._sought.find(table.select(self._schema.key_names))
             return int(integers(table.column(TIME))[found].max()) if found.size else -1
-        run = TaskInput((part,), 0, None)
-        source = source_of(self._machine.blob, self._machine.shard, part, run, self._version.state.schemas)
-        reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
-        times = self._times(PartFile(source.key, reader, self._schema, at=part.at))
+        times = self._times(opened(self._machine, self._version.state, part, self._schema))
         return max(times, default=-1) if part.at is None or not times else part.at
-
-    def _schema_of(self, part: Part) -> Schema:
-        return self._version.state.schemas[part.schema]
 
     def _times(self, file: PartFile) -> list[int]:
         """The last time of the rows in each row group that has some."""
@@ -206,7 +208,7 @@ class _Search:
 
     def _of_object(self, key: str, size: int) -> Place | None:
         """What an object that no batch refers to has of the rows; None: nothing, or it is gone by now."""
-        state, name = self._version.state, _part_key(self._machine, key)
+        state, name = self._version.state, key_of(self._machine.shard, key)
         data = self._machine.blob.get(key)
         if data is None:
             return None
@@ -225,10 +227,6 @@ class _Search:
         if part.inline is not None:
             return self._last_time(part) >= 0
         return part.key not in self._live and self._sought.may_be(part.key_lower, part.key_upper)
-
-
-def _part_key(machine: Machine, key: str) -> PartKey:
-    return key_of(machine.shard, key)
 
 
 def _log(machine: Machine) -> Iterator[LogRow]:
@@ -294,20 +292,14 @@ def _why(place: Place, found: Found, version: Version) -> str:
     state = version.state
     if found.batches and place.kind not in STAYS:
         return "a batch has them, too, and goes first"
-    if place.kind == "pending":
-        return "it is not absorbed yet, and may have some: absorb it, and erase again"
-    if place.kind == "copy":
-        return "a publication names it: publish again, and keep one snapshot, or withdraw it; then erase again"
-    if place.kind == "unreadable":
-        return "it cannot be read, and may have some: see `persist shard scrub`"
+    if place.kind in WHY:
+        return WHY[place.kind]
     if place.kind == "batch":
         if holders := keepers(state, at(found.until)):
             own = {f"hold {COLLECTION}": "the collection"}
             kept_by = ", ".join(own.get(name, name) for name in holders)
             return f"history up to {show_time(found.until, state.times)} is kept by {kept_by}"
         return "the keys were written again, or the batch was replaced, in the meantime: erase again"
-    if place.kind == "unlinked":
-        return "who uploaded it may still link it; it goes once that id is retired"
     if held := plan_garbage(state, version.seqno).held:
         return "; ".join(dict.fromkeys(one.why for one in held))
     oldest = min((reader.seqno for reader in state.readers.values()), default=version.seqno)

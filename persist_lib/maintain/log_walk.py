@@ -160,7 +160,8 @@ class Walk:
             return None
         if self._previous not in {None, row.previous}:
             said = f"it follows {row.previous.hex()}"
-            self._tell("chain", f"v{row.seqno}", said, f"the row before it has the digest {_hex(self._previous)}")
+            there = "" if self._previous is None else self._previous.hex()
+            self._tell("chain", f"v{row.seqno}", said, f"the row before it has the digest {there}")
             before = None
         self._previous = row_digest(stored.data)
         self._version = version = self._replayed(before, row, stored) if before else self._started(row, stored)
@@ -238,10 +239,6 @@ class Walk:
 
     def _tell(self, kind: Kind, about: str, said: str, found: str) -> None:
         self._found(Finding(kind, about, said, found, f"persist shard repair {self._machine.shard} --dry-run"))
-
-
-def _hex(digest: bytes | None) -> str:
-    return "" if digest is None else digest.hex()
 
 
 def canonical(version: Version) -> bytes:

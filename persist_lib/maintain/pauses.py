@@ -22,11 +22,10 @@ from persist_lib.errors import InvalidUsage, NotFound, Paused
 from persist_lib.format.pause_list import (
     EMPTY_SIZE,
     PREFIX,
+    SPENT_FORM,
     SPENT_PREFIX,
     Wishes,
-    decode_spent,
     decode_wishes,
-    encode_spent,
     encode_wishes,
 )
 from persist_lib.location.api import Blob, Consensus
@@ -37,7 +36,7 @@ from persist_lib.times import Times, is_duration, is_time_text, show_time
 
 AGE_S = 10.0
 WISHES = Stored("the list of pauses", PREFIX, Wishes(), encode_wishes, decode_wishes, EMPTY_SIZE)
-SPENT = Stored("what was spent of budgets", SPENT_PREFIX, Spent(), encode_spent, decode_spent)
+SPENT = Stored("what was spent of budgets", SPENT_PREFIX, Spent(), SPENT_FORM.encode, SPENT_FORM.decode)
 _is_passed_by: ContextVar[bool] = ContextVar("passes pauses by", default=False)
 
 

@@ -80,7 +80,8 @@ class Scrubbed(msgspec.Struct, frozen=True):
     def _damage(self) -> str:
         told = []
         for (id_, what), since in zip(self.damaged, self.since, strict=True):
-            told.append(f"batch {id_}: {what}" + (f" (known since {_moment(since)})" if id_ in self.known else ""))
+            known = f" (known since {dt.datetime.fromtimestamp(since / 1000, dt.UTC):%Y-%m-%d %H:%M} UTC)"
+            told.append(f"batch {id_}: {what}{known if id_ in self.known else ''}")
         return "; ".join(told)
 
     def _soundness(self) -> str:
@@ -99,10 +100,6 @@ class Scrubbed(msgspec.Struct, frozen=True):
 
 def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
-
-
-def _moment(ms: int) -> str:
-    return f"{dt.datetime.fromtimestamp(ms / 1000, dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 log = logging.getLogger("persist.scrub")

@@ -14,7 +14,7 @@ import msgspec
 
 from persist_lib.errors import Corrupt, NewerFormat, PersistError
 from persist_lib.format.paths import MARKS, WALKED, has_damage, marks_key, marks_prefix, walked_key
-from persist_lib.format.scrub_marks import Mark, Marks, Walked, decode_marks, decode_walked, encode_marks, encode_walked
+from persist_lib.format.scrub_marks import MARKS_FORM, WALKED_FORM, Mark, Marks, Walked
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob
 from persist_lib.shard.commit import Machine
@@ -71,7 +71,7 @@ def remember(machine: Machine, marks: Marks, replaces: Sequence[str]) -> tuple[s
     if marks.sound or marks.damaged:
         now, entropy = machine.consensus.now(), machine.runtime.entropy()
         keys = (marks_key(machine.shard, now, entropy, is_damaged=bool(marks.damaged)),)
-        machine.blob.set(keys[0], encode_marks(marks))
+        machine.blob.set(keys[0], MARKS_FORM.encode(marks))
     return (*keys, *_replaced(machine, replaces))
 
 
@@ -84,7 +84,7 @@ def recall_walked(blob: Blob, known: Remembered) -> tuple[Walked | None, tuple[s
     for key in known.walked:
         try:
             if (data := blob.get(key)) is not None:
-                found.append(decode_walked(data, key))
+                found.append(WALKED_FORM.decode(data, key))
         except PersistError as error:
             log.info("%s is left out: %s", key, error)
             if not isinstance(error, Corrupt):
@@ -96,7 +96,7 @@ def recall_walked(blob: Blob, known: Remembered) -> tuple[Walked | None, tuple[s
 def remember_walked(machine: Machine, walked: Walked, replaces: Sequence[str]) -> None:
     """Store a verdict on the log, then delete those that it replaces."""
     key = walked_key(machine.shard, machine.consensus.now(), machine.runtime.entropy())
-    machine.blob.set(key, encode_walked(walked))
+    machine.blob.set(key, WALKED_FORM.encode(walked))
     _replaced(machine, replaces)
 
 
@@ -138,7 +138,7 @@ def _read(blob: Blob, keys: Sequence[str]) -> Remembered | None:
         if (data := blob.get(key)) is None:
             return None
         try:
-            found.append(decode_marks(data, key))
+            found.append(MARKS_FORM.decode(data, key))
         except Corrupt as error:
             problems.append(error.message)
         except NewerFormat as error:  # left for the programs that can read it

@@ -15,7 +15,7 @@ import msgspec
 
 from persist_lib.core.plan.look import Look
 from persist_lib.errors import PersistError
-from persist_lib.format.survey_cache import PREFIX, Memory, decode_memory, encode_memory, memory_key, memory_ms
+from persist_lib.format.survey_cache import MEMORY_FORM, PREFIX, Memory, decode_memory, memory_key, memory_ms
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within
@@ -107,7 +107,7 @@ class Remembered:
         (memory, _, _), older = self._recall()
         newest = max((memory_ms(key) or 0 for key in older), default=0)
         key = memory_key(max(now, newest + 1), self._runtime.entropy())  # a clock may have been wrong
-        self._blob.set(key, encode_memory(memory))
+        self._blob.set(key, MEMORY_FORM.encode(memory))
         if older:
             self._blob.delete_many(older)
         return Known(memory, memory, key)

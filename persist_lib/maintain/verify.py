@@ -19,7 +19,6 @@ from persist_lib.errors import Damage, HistoryRegressed, NewerFormat, PersistErr
 from persist_lib.format.paths import blob_key, key_of, pending_key, pending_prefix
 from persist_lib.format.scrub_marks import Walked, identity_of
 from persist_lib.ids import PartKey, SeqNo, is_pending, parse_rollup_key
-from persist_lib.location.api import BlobEntry
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.garbage import objects_of
@@ -164,7 +163,8 @@ class _Look:
     def fetch(self) -> None:
         """List the shard's objects, and then read its newest state. One that cannot be read is not raised."""
         try:
-            self._listed = _sizes(self.machine, objects_of(self.machine))
+            listed = objects_of(self.machine)
+            self._listed = {key_of(self.machine.shard, entry.key): entry.size for entry in listed}
             self.version = self.machine.fetch()
         except Damage as error:
             self._unread = error
@@ -326,10 +326,6 @@ class _Look:
             log.warning("shard %s: up to where its log is sound cannot be remembered: %s", self.machine.shard, error)
             return False
         return True
-
-
-def _sizes(machine: Machine, entries: Iterable[BlobEntry]) -> dict[PartKey, int]:
-    return {key_of(machine.shard, entry.key): entry.size for entry in entries}
 
 
 def _pending(machine: Machine) -> dict[PartKey, int]:

@@ -27,7 +27,7 @@ from persist_lib.errors import Corrupt, Damage, Indeterminate, InvalidUsage
 from persist_lib.format.descriptions import Description, describe
 from persist_lib.format.digest import CHUNK, WIDTH, digest
 from persist_lib.format.parquet import PartFile, inner_keys, starts_of
-from persist_lib.format.parts import encode_part, is_sorted
+from persist_lib.format.parts import encode_part
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import Antichain
 from persist_lib.ids import ShardId, parse_name, parse_shard_id
@@ -35,6 +35,7 @@ from persist_lib.kernel.columns import integers
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diffs_of, hash_rows
 from persist_lib.kernel.keys import bounds
+from persist_lib.kernel.order import is_sorted
 from persist_lib.location.open import Place, open_puts
 from persist_lib.location.wrap.deadline import retry, within
 from persist_lib.runtime.ambient import Runtime

@@ -91,7 +91,7 @@ def laid_out(parts: Iterable[Part]) -> Runs:
 def batch_of(
     parts: Iterable[Part], sums: Sums, bounds: tuple[Antichain, Antichain] | None, table: pa.Table | None = None
 ) -> Built:
-    """The batch of all these parts. Without bounds it is at time 0, for `core.placing.counted_at`."""
+    """The batch of all these parts. Without bounds it is at time 0, for `core.outcomes.counted_at`."""
     runs = laid_out(parts)
     lower, upper = bounds or (MINIMUM, ONCE)
     batch = Batch(

@@ -160,7 +160,7 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         return outrun(self.machine, self.schema, deadline, races, " or with fewer keys at once")
 
     def _is_placed(self) -> bool:
-        """Whether a server puts appends where upper is (`core.placing`). Constraints are checked at one upper."""
+        """Whether a server puts appends where upper is (`core.outcomes`). Constraints are checked at one upper."""
         return self.machine.places_appends and not self.schema.constraints
 
     def _append_placed(

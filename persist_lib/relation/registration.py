@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.placing import time_after
-from persist_lib.core.producers import last_of
+from persist_lib.core.outcomes import last_of, time_after
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, State, Version
 from persist_lib.errors import (
     ClockAhead,

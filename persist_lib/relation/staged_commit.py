@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
-from persist_lib.core.placing import counted_at
+from persist_lib.core.outcomes import counted_at
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError

@@ -12,7 +12,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import did_you_mean, shown
 from persist_lib.errors import InvalidUsage, SchemaMismatch
-from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, with_models
+from persist_lib.schema.schema import Column, Schema, by_ids, check_schema, column_texts, with_models
 from persist_lib.schema.types import format_type, is_nested, parse_type
 from persist_lib.schema.widening import default_of, first_type, is_once_more, widens
 
@@ -56,8 +56,7 @@ def renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
     def of(column: Column) -> Column:
         if column.is_dropped or column.name not in names:
             return column
-        name = names[column.name]
-        return _replaced(column, name=name, first_name="" if name == column.id else column.id)
+        return _named(column, names[column.name])
 
     touched = {column.id for column in schema.columns if column.name in names and not column.is_dropped}
     return _with_value(schema, map(of, schema.value), tuple(map(of, schema.key)), touched)
@@ -65,32 +64,19 @@ def renamed(schema: Schema, names: Mapping[str, str]) -> Schema:
 
 def dropped(schema: Schema, names: str | Iterable[str]) -> Schema:
     """The schema without some value columns."""
-    names = _known(schema, names)
-    if keys := [name for name in names if name in schema.key_names]:
-        raise InvalidUsage(
-            f"{keys[0]!r} is a key column, which tells rows apart and cannot be dropped. Copy the table into one with "
-            "another key (copy_rendition of a collection)",
-            column=keys[0],
-        )  # fmt: skip
-    columns = (
-        _replaced(column, nullable=True, is_dropped=True, fill="")
-        if column.name in names and not column.is_dropped
-        else column
-        for column in schema.value
-    )
-    return _with_value(schema, columns)
+    names = _known_value(
+        schema, names, "which tells rows apart and cannot be dropped. Copy the table into one with another key "
+        "(copy_rendition of a collection)",
+    )  # fmt: skip
+    return _each(schema, names, lambda one: _replaced(one, nullable=True, is_dropped=True, fill=""))
 
 
 def widened(schema: Schema, types: Mapping[str, Any]) -> Schema:
     """The schema with wider types for some value columns; `widens` says which these are."""
     if not isinstance(types, Mapping):
         raise InvalidUsage(f'widen takes names with types, as in {{"cents": "int64"}}: got {shown(types)}')
-    if keys := [name for name in _known(schema, list(types)) if name in schema.key_names]:
-        raise InvalidUsage(f"{keys[0]!r} is a key column, whose type is decided for good", column=keys[0])
 
     def of(column: Column) -> Column:
-        if column.is_dropped or column.name not in types:
-            return column
         given = types[column.name]
         wide = format_type(parse_type(given) if isinstance(given, str) else given)
         if wide != column.type and not _widens(column, wide):
@@ -102,21 +88,13 @@ def widened(schema: Schema, types: Mapping[str, Any]) -> Schema:
             )  # fmt: skip
         return _replaced(column, type=wide, first_type=_first_type(column, wide))
 
-    return _with_value(schema, map(of, schema.value))
+    return _each(schema, _known_value(schema, list(types), "whose type is decided for good"), of)
 
 
 def relaxed(schema: Schema, names: str | Iterable[str]) -> Schema:
     """The schema with null allowed in some value columns."""
-    names = _known(schema, names)
-    if keys := [name for name in names if name in schema.key_names]:
-        raise InvalidUsage(f"{keys[0]!r} is a key column, whose nulls are decided for good", column=keys[0])
-    return _with_value(
-        schema,
-        (
-            _replaced(one, nullable=True) if one.name in names and not one.is_dropped else one
-            for one in schema.value
-        ),
-    )  # fmt: skip
+    names = _known_value(schema, names, "whose nulls are decided for good")
+    return _each(schema, names, lambda one: _replaced(one, nullable=True))
 
 
 def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> Schema:
@@ -125,12 +103,10 @@ def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> 
     if not (after is None or isinstance(after, str)):
         raise InvalidUsage(f"after is the name of a column, or None: got {shown(after)}", argument="after")
     behind = [] if after is None else _known(schema, after)
-    if keys := [name for name in (*names, *behind) if name in schema.key_names]:
-        raise InvalidUsage(
-            f"{keys[0]!r} is a key column, and these come before all value columns, in their order. Name value "
-            "columns alone; those that are to be first need no `after`",
-            column=keys[0],
-        )  # fmt: skip
+    _known_value(
+        schema, [*names, *behind], "and these come before all value columns, in their order. Name value columns alone; "
+        "those that are to be first need no `after`",
+    )  # fmt: skip
     if twice := [name for name in names if [*names, *behind].count(name) > 1]:
         raise InvalidUsage(f"column {twice[0]!r} has one place, and is named twice", column=twice[0])
     rest = [one.name for one in schema.shown.value if one.name not in names]
@@ -141,9 +117,7 @@ def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> 
 def _ranked(schema: Schema, names: list[str]) -> Schema:
     """The schema, shown in the order of these names of all its value columns."""
     ranks = {name: rank for rank, name in enumerate(names, 1)}
-    return _with_value(
-        schema, (one if one.is_dropped else _replaced(one, rank=ranks[one.name]) for one in schema.value)
-    )
+    return _each(schema, ranks, lambda one: _replaced(one, rank=ranks[one.name]))
 
 
 def adopted(newest: Schema, asked: Schema) -> Schema:
@@ -215,7 +189,9 @@ def check_evolution(older: Schema, newer: Schema) -> None:
         reason = f"the constraints are {_flags(older)}, and cannot become {_flags(newer)}"
         raise _refused(older, newer, reason)
     if [one.id for one in newer.key] != [one.id for one in older.key]:
-        raise _refused(older, newer, f"the key changes: ({_join(older.key)}) would be ({_join(newer.key)})")
+        raise _refused(
+            older, newer, f"the key changes: ({column_texts(older.key)}) would be ({column_texts(newer.key)})"
+        )
     ids = [column.id for column in newer.columns]
     if len(set(ids)) != len(ids):
         raise _refused(older, newer, "two columns have the same id")
@@ -337,7 +313,7 @@ def named_as(newest: Schema, mine: Schema) -> Schema:
             return own
         name = free(column.name, taken)
         taken.add(name)
-        return _replaced(column, name=name, first_name="" if name == column.id else column.id)
+        return _named(column, name)
 
     return _rebuilt(newest, key=tuple(map(of, newest.key)), value=tuple(map(of, newest.value)))
 
@@ -347,7 +323,8 @@ def place_of(schema: Schema, schemas: Sequence[Schema]) -> int | None:
 
     The newest of those that will do; None if it is not one.
     """
-    for looks in (_itself, _shown, _declared):
+    ways: tuple[Callable[[Schema], object], ...] = (lambda one: one, lambda one: one.shown, _declared)
+    for looks in ways:
         wanted = looks(schema)
         for index in reversed(range(len(schemas))):
             if looks(schemas[index]) == wanted and _is_filled_alike(schema, schemas[index]):
@@ -373,14 +350,6 @@ def known_among(schema: Schema, schemas: Sequence[Schema]) -> Schema | None:
     """What a shard knows of a schema, as it is shown and with its models; None if the shard does not have it."""
     place = place_of(schema, schemas)
     return None if place is None else with_models(schemas[place], schema).shown
-
-
-def _itself(schema: Schema) -> Schema:
-    return schema
-
-
-def _shown(schema: Schema) -> Schema:
-    return schema.shown
 
 
 def _declared(schema: Schema) -> object:
@@ -428,6 +397,14 @@ def _known(schema: Schema, names: object) -> list[str]:
     return known
 
 
+def _known_value(schema: Schema, names: object, why: str) -> list[str]:
+    """The names, which must be of value columns; `why` says what is wrong with another one."""
+    found = _known(schema, names)
+    if keys := [name for name in found if name in schema.key_names]:
+        raise InvalidUsage(f"{keys[0]!r} is a key column, {why}", column=keys[0])
+    return found
+
+
 def _with_value(
     schema: Schema, value: Iterable[Column], key: tuple[Column, ...] | None = None, touched: Iterable[str] = (),
 ) -> Schema:  # fmt: skip
@@ -439,7 +416,7 @@ def _with_value(
         if column.is_dropped:
             name = free(column.id, taken)
             taken.add(name)
-            column = _replaced(column, name=name, first_name="" if name == column.id else column.id)  # noqa: PLW2901
+            column = _named(column, name)  # noqa: PLW2901
         made.append(column)
     return _rebuilt(schema, key=key, value=tuple(made), touched=touched)
 
@@ -452,16 +429,22 @@ def _rebuilt(schema: Schema, key: tuple[Column, ...], value: tuple[Column, ...],
     return made
 
 
+def _each(schema: Schema, names: Collection[str], change: Callable[[Column], Column]) -> Schema:
+    """The schema with a change of the value columns of these names."""
+    columns = (change(one) if one.name in names and not one.is_dropped else one for one in schema.value)
+    return _with_value(schema, columns)
+
+
 def _replaced(column: Column, **fields: Any) -> Column:
     return msgspec.structs.replace(column, **fields)
 
 
+def _named(column: Column, name: str) -> Column:
+    return _replaced(column, name=name, first_name="" if name == column.id else column.id)
+
+
 def _flags(schema: Schema) -> str:
     return " and ".join(schema.constraints) or "none"
-
-
-def _join(columns: tuple[Column, ...]) -> str:
-    return ", ".join(map(str, columns))
 
 
 def _refused(older: Schema, newer: Schema, reason: str) -> SchemaMismatch:

@@ -128,11 +128,8 @@ def _resolve(annotation: Any, metadata: tuple[object, ...]) -> tuple[pa.DataType
         kinds = {_resolve(argument, metadata)[0] for argument in rest}
         return (kinds.pop() if len(rest) == 1 else None), len(rest) < len(arguments)
     nullable = origin is Literal and None in arguments
-    return _named(metadata) or _simple(annotation, origin, arguments, metadata), nullable
-
-
-def _named(metadata: tuple[object, ...]) -> pa.DataType | None:
-    return next((item for item in metadata if isinstance(item, pa.DataType)), None)
+    named = next((item for item in metadata if isinstance(item, pa.DataType)), None)
+    return named or _simple(annotation, origin, arguments, metadata), nullable
 
 
 def _simple(

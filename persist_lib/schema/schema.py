@@ -329,7 +329,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True, forbid_unk
         _evolution().check_evolution(self.whole, check_schema(newer).whole)
 
     def __str__(self) -> str:
-        text = f"({_join(self.key)}) -> ({_join(self.shown.value)})"
+        text = f"({column_texts(self.key)}) -> ({column_texts(self.shown.value)})"
         text = text if self.codec == "columns" else f"{self.codec}: {text}"
         text = text if self.times is None else f"{text}, times={self.times}"
         return ", ".join([text, *self.constraints])
@@ -544,7 +544,8 @@ def _no_type(type_: object) -> InvalidUsage:
     )
 
 
-def _join(columns: tuple[Column, ...]) -> str:
+def column_texts(columns: tuple[Column, ...]) -> str:
+    """What says each of these columns, in a row."""
     return ", ".join(map(str, columns))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from persist_lib.errors import InvalidUsage, NewerFormat, NotAuthenticated, PersistError
-from persist_lib.format.push_messages import News, decode_follow, encode_pushed
+from persist_lib.format.wire import News, decode_follow, encode_pushed
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.server.access import Caller

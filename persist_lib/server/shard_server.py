@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2_grpc
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
-from persist_lib.format.push_messages import FOLLOW
+from persist_lib.format.wire import FOLLOW
 from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within

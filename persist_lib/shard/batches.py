@@ -26,7 +26,8 @@ from persist_lib.config import Config
 from persist_lib.core.state import Batch, Part
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import DiffOverflow, PersistError
-from persist_lib.format.parts import EncodedPart, encode_inline, encode_part
+from persist_lib.format.descriptions import EncodedPart
+from persist_lib.format.parts import encode_inline, encode_part
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import PartKey, ShardId, WriterId

@@ -21,7 +21,7 @@ ROWS_KEPT = 4096
 """How many rows' tokens are in memory, of each shard: some 100 bytes a command."""
 NO_MATTER = (*APPENDS, c.Heartbeat, c.Expire, c.Upgrade, c.Create)
 """Commands that may be applied twice. An append moves upper, so that it never applies again; one at the next time is
-known by its token, or refused (`core.placing`). The others do nothing the second time."""
+known by its token, or refused (`core.outcomes`). The others do nothing the second time."""
 
 RECENT_ROWS = 64
 RECENT_BYTES = 256 * 1024

@@ -20,7 +20,7 @@ from persist_lib.core.deciding import is_out_for_ever
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import GROUPS, REMEMBERS_OUTCOMES
 from persist_lib.core.groups import CHANGES_MOST, Answer, apply_together
-from persist_lib.core.placing import remembers_since
+from persist_lib.core.outcomes import remembers_since
 from persist_lib.core.state import OUTCOMES_KEPT, TOKENS_KEPT, State, Version
 from persist_lib.core.validate import check_group
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, InvariantViolated, Overloaded, PersistError

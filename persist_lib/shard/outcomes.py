@@ -12,8 +12,7 @@ from typing import Literal
 import msgspec
 
 from persist_lib.core.diff import TraceEdit
-from persist_lib.core.outcomes import find_outcome, is_excluded, outcome_since
-from persist_lib.core.placing import remembers_since
+from persist_lib.core.outcomes import find_outcome, is_excluded, outcome_since, remembers_since
 from persist_lib.core.state import Outcome, State
 from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, ShardFinished, UpperMismatch
 from persist_lib.format.log import LogRow, decode_row

@@ -22,7 +22,7 @@ from persist_lib.errors import Missing
 from persist_lib.format.descriptions import add_up
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, StoredPart, decode_inline, open_part, open_run, within
+from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, PartRun, StoredPart, decode_inline, open_part, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader, Map
@@ -139,9 +139,9 @@ class Stored(NamedTuple):
         """
         batch_rows = ALONE_ROWS if len(inputs) == 1 else BATCH_ROWS
         return [
-            open_run(
+            PartRun(
                 [source_of(self.blob, self.shard, part, run, self.schemas) for part in run.parts],
-                self.schema, key_lower=self.key_lower, key_upper=self.key_upper, columns=columns, where=self.where,
+                self.schema, lo=self.key_lower, hi=self.key_upper, columns=columns, where=self.where,
                 batch_rows=batch_rows,
             )
             for run in overlapping(inputs, self.key_lower, self.key_upper)

@@ -29,7 +29,7 @@ from persist_lib.errors import InvalidUsage, NotComplete, PersistError
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.columns import array_of, integers
-from persist_lib.kernel.multiplicity import places
+from persist_lib.kernel.multiplicity import is_once, places
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.runtime.ambient import Runtime
@@ -94,7 +94,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     options = Options.of(
         given,
         tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else (*READ, PUSHED, EMPTY) if batch else STREAM,
-        _what(batch),
+        "a read" if batch is None else BATCH if batch else "a streaming read",
     )
     read_only = options.flag("read_only", default=False)
     client = client_of(options.location, options.consensus, read_only=read_only)
@@ -105,7 +105,8 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
         if isinstance(handle, RenditionReader) and as_of is not None and as_of != LATEST and kind != "updates":
             handle.adopt_at(as_of)
         try:
-            if batch is not False and not _is_stream(options) and EMPTY not in options:
+            is_stream = any(name in options for name in STREAM if name not in READ)
+            if batch is not False and not is_stream and EMPTY not in options:
                 section = section_of(options, kind, handle)
         except PersistError as error:
             if kind != "updates":
@@ -132,14 +133,6 @@ def _opened(client: Client, options: Options) -> Iterator[ReadHandle | Rendition
             yield reader
         return
     yield handle_of(client, options.table, client.machine(options.table).state.schemas[-1].shown)
-
-
-def _what(batch: bool | None) -> str:
-    return "a read" if batch is None else BATCH if batch else "a streaming read"
-
-
-def _is_stream(options: Options) -> bool:
-    return any(name in options for name in STREAM if name not in READ)
 
 
 def kind_of(options: Options) -> Kind:
@@ -301,7 +294,7 @@ def as_batches(rows: pa.Table, target: pa.Schema, table: Table) -> Iterator[pa.R
 def multiplied(rows: pa.Table, table: Table) -> Iterator[pa.Table]:
     """Each row as often as its multiplicity, as tables of bounded size. Raises InvalidUsage for a negative one."""
     diffs = integers(rows.column(DIFF))
-    if diffs.size == 0 or (diffs.min() == 1 and diffs.max() == 1):
+    if is_once(diffs):
         yield rows
         return
     if diffs.min() < 0:

@@ -8,8 +8,9 @@ need: while that is held, no history from then on is given up in any data shard,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -63,6 +64,9 @@ class Shown(NamedTuple):
         usable = where if where is not None and set(where.names) <= set(found.names) else None
         return tuple(name for name in needed if name in found.names), usable
 
+    def all_of(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        return (table for table in map(self.of, tables) if table.num_rows)
+
     def of(self, table: pa.Table) -> pa.Table:
         whole = self.schema.updates if TIME in table.schema.names else self.schema.contents
         own = [name for name in (TIME, DIFF) if name in whole.names]
@@ -88,11 +92,9 @@ class Pieces(msgspec.Struct, frozen=True):
         return tuple(run for piece in self.slices for run in piece.inputs)
 
     def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
-        with _Guard(self.collection):
+        with _guarded(self.collection):
             for piece in self.slices:
-                for table in read_slice(client, piece, pool):
-                    if (found := self.shown.of(table)).num_rows:
-                        yield found
+                yield from self.shown.all_of(read_slice(client, piece, pool))
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -115,35 +117,28 @@ class Handover(msgspec.Struct, frozen=True):
     def read(self, client: Client, pool: Executor) -> Iterator[pa.Table]:
         share = MERGE_BYTES // max(1, len(self.old) + len(self.new))
         schema = self.shown.schema
-        with _Guard(self.collection):
+        with _guarded(self.collection):
             was, is_ = (
                 [in_columns(read_slice(client, one, pool, share), one.schema, schema) for one in side]
                 for side in (self.old, self.new)
             )
-            for table in difference(schema, was, is_, self.time, MERGE_BYTES):
-                if (found := self.shown.of(table)).num_rows:
-                    yield found
+            yield from self.shown.all_of(difference(schema, was, is_, self.time, MERGE_BYTES))
 
 
 Piece = Pieces | Handover
 
 
-class _Guard:
+@contextmanager
+def _guarded(collection: str) -> Iterator[None]:
     """Says what it means where a shard of a collection is gone."""
-
-    def __init__(self, collection: str) -> None:
-        self._collection = collection
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ShardFinished):
-            raise LeaseExpired(
-                f"collection {self._collection}: a rendition that this query reads was taken away, as the lease of the "
-                "query ended. Run it again, at a later time if need be; nothing wrong was read",
-                collection=self._collection,
-            ) from error
+    try:
+        yield
+    except ShardFinished as error:
+        raise LeaseExpired(
+            f"collection {collection}: a rendition that this query reads was taken away, as the lease of the query "
+            "ended. Run it again, at a later time if need be; nothing wrong was read",
+            collection=collection,
+        ) from error
 
 
 class TimelineReader(RenditionReader):
@@ -239,7 +234,9 @@ class Steps:
     def _handover(self, old: Span, new: Span, keys: KeyRange) -> Iterator[Handover]:
         sides = [
             [
-                whole_slice(handle, section, names=handle.schema.names, where=self._where(handle), keys=keys)
+                whole_slice(
+                    handle, section, names=handle.schema.names, where=self._shown.read_of(handle.schema)[1], keys=keys
+                )
                 for handle in self._handles(span)
             ]
             for span, section in handover_sections(old, new)
@@ -253,9 +250,6 @@ class Steps:
             ours, theirs = (tuple(one for cut in side if (one := cut[place]) is not None) for side in (was, is_))
             if ours or theirs:
                 yield Handover(self._reader.name, new.start, ours, theirs, self._shown)
-
-    def _where(self, handle: ReadHandle) -> Where | None:
-        return self._shown.read_of(handle.schema)[1]
 
     def _handles(self, span: Span) -> Sequence[ReadHandle]:
         found = self._reader.shards_of(span.rendition)

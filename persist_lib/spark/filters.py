@@ -137,7 +137,7 @@ def _positive(one: d.Filter, field: pc.Expression, kind: pa.DataType) -> pc.Expr
         known = [value for value in values if value is not None]
         if not known or len(known) < len(values):
             return None
-        if _lists(kind):
+        if _is.is_integer(kind) or _is.is_string(kind) or _is.is_binary(kind) or _is.is_date32(kind):
             return field.isin(pa.array([value.as_py() for value in known], kind))
         return reduce(operator.or_, [_compared(d.EqualTo, field, value) for value in known]) & field.is_valid()
     if isinstance(one, d.EqualNullSafe):
@@ -164,10 +164,6 @@ def _compared(how: type[d.Filter], field: pc.Expression, value: pa.Scalar) -> pc
     # Each is null where the field is, so that its negation is too.
     none = field > value
     return {d.LessThan: ~is_nan, d.GreaterThan: none, d.LessThanOrEqual: ~none}.get(how, is_nan)
-
-
-def _lists(kind: pa.DataType) -> bool:
-    return bool(_is.is_integer(kind) or _is.is_string(kind) or _is.is_binary(kind) or _is.is_date32(kind))
 
 
 def _scalar(value: object, kind: pa.DataType) -> pa.Scalar | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,10 +23,6 @@ from persist_lib.arguments import check_type, shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.spark.batch_reader import Part, Reader, Table, batch_reader, look
 from persist_lib.spark.options import as_texts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 # Spark projects the rows of a source in Python once more than those of `mapInArrow`, as for every source that is not
 # columnar. So a scan plans the slices in this process, and is a `mapInArrow` over their numbers. What tasks do is the

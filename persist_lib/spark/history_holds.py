@@ -13,7 +13,7 @@ from persist_lib.catalog.collection_arguments import parse_hold
 from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.holds import let_go
-from persist_lib.core.state import Hold, State
+from persist_lib.core.state import State
 from persist_lib.errors import HoldConflict, SinceViolation
 from persist_lib.frontier import at
 from persist_lib.ids import ReaderId, format_reader_id, parse_hold_name
@@ -177,11 +177,12 @@ class Holding:
             return
         wanted = let_go(self._machine.state, at(needed), but=name)
         if hold.since < wanted or hold.opaque != RUNNING:
-            self._machine.commit(
-                lambda state, _now: c.DowngradeHold(
-                    name, _own(state, name, hold).since.join(wanted), _own(state, name, hold).opaque, RUNNING
-                )
-            )
+
+            def move(state: State, _now: int) -> c.DowngradeHold:
+                own = state.holds.get(name, hold)
+                return c.DowngradeHold(name, own.since.join(wanted), own.opaque, RUNNING)
+
+            self._machine.commit(move)
 
     def _take(self, name: str, needed: int, opaque: bytes) -> None:
         machine = self._machine
@@ -204,7 +205,3 @@ class Holding:
 
     def _show(self, time: int | None) -> str:
         return self._machine.times().show(None if time is None else at(time))
-
-
-def _own(state: State, name: str, known: Hold) -> Hold:
-    return state.holds.get(name, known)

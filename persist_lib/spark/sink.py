@@ -78,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):
             staged = _staged(messages)
             producer = self._producer
             if producer is not None and (id_ := _query_id(messages)) is not None:
-                producer = (_with_id(producer[0], id_), producer[1])
+                producer = (f"{producer[0]}@{id_}", producer[1])
                 _check_checkpoint(self._plan, *producer)
             done = commit_write(self._plan, staged, producer)
             log.info("%s: %s", self._plan.subject, "was done before" if done is None else done)
@@ -133,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                     f"{self._plan.subject}: Spark did not tell the tasks of this stream its id ({QUERY_ID}), so "
                     "that an epoch could not be told from one of another query. Nothing was written"
                 )
-            producer = (_with_id(self._name, id_), batchId)
+            producer = (f"{self._name}@{id_}", batchId)
             _check_checkpoint(self._plan, *producer)
             done = commit_write(self._plan, staged, producer)
             log.info("%s: epoch %d %s", self._plan.subject, batchId, "was done before" if done is None else done)
@@ -169,10 +169,6 @@ def _check_name(name: str, option: str) -> str:
             option=option,
         )
     return name
-
-
-def _with_id(name: str, id_: str) -> str:
-    return f"{name}@{id_}"
 
 
 def _batch_producer(options: Mapping[str, str]) -> tuple[str, int] | None:

@@ -157,12 +157,17 @@ def whole_slice(
     From a state that is read now. Another process may have decided what the section is, and this one may know
     an older state, in which that time was not complete.
     """
-    handle.fetch_upper()
-    state = kept_of(handle).acquire(section.since).version.state
+    state = _newest(handle, section)
     return Slice(
         handle.urls, handle.shard, handle.schema, state.schemas, section,
         wanted_of(state, section, handle.schema, where=where, keys=keys), keys, tuple(names), where,
     )  # fmt: skip
+
+
+def _newest(handle: ReadHandle, section: Section) -> State:
+    """A state that is read now, and has the history of the section. Raises SinceViolation where that is gone."""
+    handle.fetch_upper()
+    return kept_of(handle).acquire(section.since).version.state
 
 
 def wanted_of(
@@ -242,10 +247,7 @@ def _newer(client: Client, gone: Slice, missing: Missing) -> Slice:
     client = for_layers(client)
     if member := client.machine(gone.shard).fetch().state.member:  # what was planned is read, whose ever it is by now
         client.know_members([gone.shard], member)
-    handle = handle_of(client, gone.shard, gone.schema)
-    handle.fetch_upper()
-    state = kept_of(handle).acquire(gone.section.since).version.state
-    found = gone.again(state)
+    found = gone.again(_newest(handle_of(client, gone.shard, gone.schema), gone.section))
     if found.inputs == gone.inputs:
         raise missing
     return found

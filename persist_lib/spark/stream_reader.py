@@ -39,7 +39,7 @@ from persist_lib.schema.schema import TIME_FIELD
 from persist_lib.spark import offsets
 from persist_lib.spark.admission import DEFAULT_BYTES, Admission, Limits, Source
 from persist_lib.spark.batch_reader import LATEST, LEAST_BYTES, Part, Table, as_batches, look, multiplied, newest
-from persist_lib.spark.collections import Piece, Shown, Steps, before, handover_sections, unleased
+from persist_lib.spark.collections import Piece, Shown, Steps, TimelineReader, before, handover_sections, unleased
 from persist_lib.spark.history_holds import Holding
 from persist_lib.spark.offsets import Contents, Offset, Position, Updates
 from persist_lib.spark.options import STREAM, Options
@@ -128,6 +128,8 @@ class FollowingCollection(Following):
         is what one and the same timeline says.
         """
         reader = self.handle
+        if isinstance(reader, TimelineReader):
+            reader.fetch_upper()  # brings to its shards what was committed to the table
         while True:
             self._timeline = timeline = reader.timeline()
             upper = upper_of(reader.client, timeline)
@@ -163,20 +165,11 @@ class FollowingCollection(Following):
         return [Source(handle, handle.machine.fetch().state) for handle in self.handle.shards_of(span.rendition)]
 
 
-class FollowingTimeline(FollowingCollection):
-    """A table of a timeline, as far as its shards have what was committed to it."""
-
-    def fetch(self) -> Antichain:
-        self.handle.fetch_upper()  # brings it to them
-        return super().fetch()
-
-
 def following(table: Table, limits: Limits, hold: str | None, slice_bytes: int | None) -> Following:
     """What a stream of this table follows."""
     if table.collection is None:
         return FollowingShard(table, limits, hold, slice_bytes)
-    kind = FollowingTimeline if table.collection.kind == "table" else FollowingCollection
-    return kind(table, table.collection, limits, hold, slice_bytes)
+    return FollowingCollection(table, table.collection, limits, hold, slice_bytes)
 
 
 WHAT = "a streaming read"

@@ -26,6 +26,7 @@ clock, `_time` is a TIMESTAMP.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -197,7 +198,9 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArra
         return column
     try:
         if _is.is_timestamp(kind) and _is.is_timestamp(wanted) and kind.unit == wanted.unit:
-            return pa.chunked_array([_relabelled(chunk, wanted) for chunk in column.chunks], wanted)
+            from_ = partial(pa.Array.from_buffers, wanted)
+            chunks = [from_(len(one), one.buffers(), one.null_count, one.offset) for one in column.chunks]
+            return pa.chunked_array(chunks, wanted)
         if _is.is_timestamp(kind) and kind.tz is not None:  # the same instant, in UTC
             column = column.cast(pa.timestamp(kind.unit, "UTC"))
         if _is.is_uint64(kind) and _is.is_decimal(wanted):
@@ -205,10 +208,6 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArra
         return column.cast(wanted)
     except pa.ArrowInvalid as error:
         raise _inexact(column, field, what, error) from error
-
-
-def _relabelled(chunk: pa.Array, wanted: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(wanted, len(chunk), chunk.buffers(), chunk.null_count, chunk.offset)
 
 
 def _inexact(column: pa.ChunkedArray, field: pa.Field, what: str, error: pa.ArrowInvalid) -> InvalidUsage:

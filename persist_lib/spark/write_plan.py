@@ -347,22 +347,16 @@ def _arranged(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Tabl
     """
     filled = {column.name for column in plan.schema.columns if column.fill or column.default is not None}
     for table in _gathered(batches):
-        columns, names = [], []
+        columns: dict[str, Any] = {}
         for field in plan.schema.data:
             if field.name in table.column_names:
-                names.append(field.name)
-                columns.append(table.column(field.name))
+                columns[field.name] = table.column(field.name)
             elif field.name not in filled:
-                names.append(field.name)
-                columns.append(pa.nulls(table.num_rows, field.type))
-        for name in (TIME, DIFF):
-            if name in table.column_names:
-                names.append(name)
-                columns.append(table.column(name))
+                columns[field.name] = pa.nulls(table.num_rows, field.type)
+        columns |= {name: table.column(name) for name in (TIME, DIFF) if name in table.column_names}
         if plan.deletes is not None:
-            names.append(DIFF)
-            columns.append(_diffs(table.column(plan.deletes), plan.deletes))
-        yield pa.table(columns, names=names)
+            columns[DIFF] = _diffs(table.column(plan.deletes), plan.deletes)
+        yield pa.table(columns)
 
 
 def _diffs(flags: pa.ChunkedArray, name: str) -> pa.Array:

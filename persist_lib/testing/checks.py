@@ -21,12 +21,13 @@ from persist_lib.core.validate import check_state
 from persist_lib.format import value_bounds
 from persist_lib.format.digest import verify as verify_digests
 from persist_lib.format.log import LogRow
-from persist_lib.format.parts import decode_inline, decode_part, is_sorted, within
+from persist_lib.format.parts import decode_inline, decode_part, within
 from persist_lib.format.paths import blob_key, pending_key, pending_prefix
 from persist_lib.ids import PartKey, ShardId
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.fingerprint import diff_sum_of, diffs_of, fingerprint
 from persist_lib.kernel.keys import lower_bound, upper_bound
+from persist_lib.kernel.order import is_sorted
 from persist_lib.maintain.log_walk import Finding, Walk, every_object
 from persist_lib.maintain.verify import verify
 from persist_lib.schema.schema import TIME

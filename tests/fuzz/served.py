@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from persist_lib.errors import PersistError
-from persist_lib.format import push_messages, wire
+from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.server.rpc_calls import ASKED_OF_DEBTS, ASKED_OF_LOSING, RAW
 from tests.fuzz.stored import GOLDEN
@@ -70,18 +70,18 @@ def _refusal_bytes(refusal: Any) -> bytes:
 
 
 def _follow(data: bytes) -> Any:
-    said = push_messages.decode_follow(data)
+    said = wire.decode_follow(data)
     return said.begun, said.ended
 
 
 def _pushed(data: bytes) -> Any:
-    said = push_messages.decode_pushed(data)
+    said = wire.decode_pushed(data)
     return said.news, said.ended
 
 
 def _pushed_seeds() -> list[bytes]:
-    news = push_messages.News("s", ((SeqNo(5), b"row"),), SeqNo(6))
-    return [push_messages.encode_pushed((news,), ("t",))]
+    news = wire.News("s", ((SeqNo(5), b"row"),), SeqNo(6))
+    return [wire.encode_pushed((news,), ("t",))]
 
 
 TARGETS: Sequence[Target] = (
@@ -89,7 +89,7 @@ TARGETS: Sequence[Target] = (
     Target("reply", _reply, _reply_seeds, errors=(PersistError, wire.Unread)),
     Target("command", _command, lambda: [_command_bytes(one) for one in golden.COMMANDS], encode=_command_bytes),
     Target("refusal", _refusal, lambda: [_refusal_bytes(one) for one in golden.REFUSALS], encode=_refusal_bytes),
-    Target("follow", _follow, lambda: [push_messages.encode_follow(("a", "b"), ("c",))],
-           encode=lambda said: push_messages.encode_follow(*said)),
-    Target("pushed", _pushed, _pushed_seeds, encode=lambda said: push_messages.encode_pushed(*said)),
+    Target("follow", _follow, lambda: [wire.encode_follow(("a", "b"), ("c",))],
+           encode=lambda said: wire.encode_follow(*said)),
+    Target("pushed", _pushed, _pushed_seeds, encode=lambda said: wire.encode_pushed(*said)),
 )  # fmt: skip

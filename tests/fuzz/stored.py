@@ -37,7 +37,7 @@ from persist_lib.events.stores.segments import (
 from persist_lib.events.stores.shared import open_meta, parse_epoch
 from persist_lib.format import log, pause_list, scrub_marks, survey_cache
 from persist_lib.format.digest import digest
-from persist_lib.format.frame import HEADER_BYTES, framed
+from persist_lib.format.frame import HEADER_BYTES, Form, framed
 from persist_lib.format.parts import decode_inline, decode_part, encode_inline, encode_part
 from persist_lib.frontier import Antichain
 from persist_lib.ids import SeqNo
@@ -97,6 +97,10 @@ def _state(data: bytes) -> log.StoredState:
     return log.decode_state(_framed(log.ROLLUP_MAGIC, data), "the rollup")
 
 
+def _of_form(name: str, form: Form[Any], *values: Any) -> Target:
+    return _of_frame(name, form.magic, form.decode, form.encode, *values)
+
+
 def _of_frame(
     name: str, magic: bytes, decode: Callable[..., Any], encode: Callable[..., bytes], *values: Any
 ) -> Target:
@@ -116,7 +120,7 @@ MEMORY = survey_cache.Memory("settings", {"s": Look(SeqNo(3), 17)}, {"t": (5, "w
 
 
 def _memory(data: bytes) -> survey_cache.Memory:
-    found = survey_cache.decode_memory(_framed(survey_cache.MAGIC, data))
+    found = survey_cache.decode_memory(_framed(survey_cache.MEMORY_FORM.magic, data))
     return survey_cache.Memory() if found is None else found
 
 
@@ -248,12 +252,10 @@ TARGETS: Sequence[Target] = (
         path.read_bytes() for path in sorted(GOLDEN.glob("row_*.bin"))]),
     Target("rollup", _state, lambda: golden("rollup"), encode=lambda state: _unframed(log.encode_state(state))),
     _of_frame("pauses", pause_list.MAGIC, pause_list.decode_wishes, pause_list.encode_wishes, *WISHES),
-    _of_frame("spent", pause_list.SPENT_MAGIC, pause_list.decode_spent, pause_list.encode_spent,
-              Spent((Entry(1, "bytes_day", "o*", 5, 7),), (9,))),
-    _of_frame("scrub-marks", scrub_marks.MAGIC, scrub_marks.decode_marks, scrub_marks.encode_marks, MARKS),
-    _of_frame("verdicts", scrub_marks.WALKED_MAGIC, scrub_marks.decode_walked, scrub_marks.encode_walked,
-              scrub_marks.Walked(SeqNo(4), b"0" * 16)),
-    Target("survey-cache", _memory, lambda: [_unframed(survey_cache.encode_memory(MEMORY))]),
+    _of_form("spent", pause_list.SPENT_FORM, Spent((Entry(1, "bytes_day", "o*", 5, 7),), (9,))),
+    _of_form("scrub-marks", scrub_marks.MARKS_FORM, MARKS),
+    _of_form("verdicts", scrub_marks.WALKED_FORM, scrub_marks.Walked(SeqNo(4), b"0" * 16)),
+    Target("survey-cache", _memory, lambda: [_unframed(survey_cache.MEMORY_FORM.encode(MEMORY))]),
     Target("inline-part", _inline, _inline_seeds),
     Target("part", _part, _part_seeds),
     Target("pending-batch", _pending, _pending_seeds),

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from persist_lib.errors import PersistError
-from persist_lib.format import push_messages, wire
+from persist_lib.format import wire
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Newest
 from persist_lib.location.rpc.credentials import SCHEME
@@ -141,15 +141,15 @@ def test_who_has_no_token_is_told_so_and_nothing_else(site: Site) -> None:
 
 
 def test_any_bytes_on_a_stream_that_follows_have_an_answer(site: Site) -> None:
-    seeds = [push_messages.encode_follow(("s",)), push_messages.encode_follow(("a", "b" * 300), ("s",))]
+    seeds = [wire.encode_follow(("s",)), wire.encode_follow(("a", "b" * 300), ("s",))]
     metadata = (("authorization", SCHEME + TOKEN),)
     with grpc.insecure_channel(f"127.0.0.1:{site.server.port}") as channel:
         for data in mutated(seeds, COUNT, Random(seed())):
-            call = channel.stream_stream(f"/{wire.SERVICE}/{push_messages.FOLLOW}")
+            call = channel.stream_stream(f"/{wire.SERVICE}/{wire.FOLLOW}")
             try:
                 for answer in itertools.islice(call(iter([data]), timeout=0.3, metadata=metadata), 2):
                     said(answer)
-                    push_messages.decode_pushed(answer)
+                    wire.decode_pushed(answer)
             except grpc.RpcError as error:
                 clean(error)
         lives(site, channel)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist_lib.errors import DiffOverflow
-from persist_lib.format.parts import StoredPart, decode_part, encode_inline, encode_part, merge_to_parts, open_run
+from persist_lib.format.parts import PartRun, StoredPart, decode_part, encode_inline, encode_part, parts_of
 from persist_lib.kernel.columns import plain_table
 from persist_lib.kernel.consolidate import FEW, consolidate
 from persist_lib.kernel.fingerprint import fingerprint
@@ -42,15 +42,14 @@ def test_any_deal_of_updates_to_runs_merges_to_the_sum_of_them_in_order(data):
     updates = data.draw(updates_of(schema))
     runs = dealt(data, schema, updates)
     advance_to = data.draw(st.sampled_from([None, 0, 2, 9]))
-    upper_time = data.draw(st.sampled_from([None, 3]))
     merged = list(
         merge_runs(
-            [streamed(data, run) for run in runs], schema, advance_to=advance_to, upper_time=upper_time,
+            [streamed(data, run) for run in runs], schema, advance_to=advance_to,
             window_rows=data.draw(st.sampled_from([None, 1, 7])),
         )
     )  # fmt: skip
     found = [update for window in merged for update in read(schema, window)]
-    expected = totals(updates, advance_to or 0, upper_time)
+    expected = totals(updates, advance_to or 0)
     assert found == in_order(schema, [(row, time, diff) for (row, time), diff in expected.items()])
     assert all(window.num_rows and window.schema.equals(schema.updates) for window in merged)
 
@@ -127,7 +126,8 @@ def test_the_fingerprint_is_conserved_by_merging_and_adds_up_over_runs_and_parts
     whole = fingerprint(schema, build(schema, updates))
     assert sum(fingerprint(schema, run) for run in runs) % 2**64 == whole
     streams = [streamed(data, run) for run in runs]
-    parts = list(merge_to_parts(streams, schema, 0, advance_to=3, part_bytes=1, window_rows=4))
+    windows = merge_runs(streams, schema, advance_to=3, window_rows=4, on_overflow="split", dictionaries=True)
+    parts = list(parts_of(windows, schema, 0, 1))
     assert sum(part.said.sums.fingerprint for part in parts) % 2**64 == whole
     assert (sum(part.said.sums.diff_sum for part in parts) - sum(diff for _, _, diff in updates)) % 2**64 == 0
     decoded = [decode_part("k", part.data, part.digests, schema) for part in parts]
@@ -142,7 +142,7 @@ def test_a_merge_of_stored_runs_is_a_merge_of_what_counts_in_them(data):
     lower, upper = data.draw(st.sampled_from([(None, None), (1, None), (None, 3), (1, 3)]))
     runs = [run for run in dealt(data, schema, updates) if run.num_rows]
     sources = [stored(schema, run, lower, upper, inline=data.draw(st.booleans())) for run in runs]
-    opened = [open_run([source], newer, batch_rows=3) for source in sources]
+    opened = [PartRun([source], newer, batch_rows=3) for source in sources]
     found = [update for window in merge_runs(opened, newer, window_rows=5) for update in read(newer, window)]
     kept = [
         ((*row, None), time, diff)

@@ -250,7 +250,7 @@ def plan_compaction(state: State, policy: Policy = Policy()) -> Plan:  # noqa: B
     if state.is_finished():
         return Plan((), ())
     older, newer = _sides(state)
-    first = _settle(state, older) or _drop(state, policy) or _ahead(state, policy)
+    first = _settle_or_drop(state, older, policy) or _ahead(state, policy)
     sides = [newer] if first and first.reason == "settle" else [older, newer]
     plans = [_plan_side(state, side, policy) for side in sides]
     requests = [request for found, _ in plans for request in found]
@@ -268,23 +268,17 @@ def _sides(state: State) -> tuple[tuple[Batch, ...], tuple[Batch, ...]]:
     return state.trace[:place], state.trace[place:]
 
 
-def _settle(state: State, older: tuple[Batch, ...]) -> Request | None:
+def _settle_or_drop(state: State, older: tuple[Batch, ...], policy: Policy) -> Request | None:
     kept = state.contents
-    if kept is None or not kept.since <= state.since:
+    if kept is None:
         return None
-    if len(older) == 1 and kept.since <= older[0].since:
-        return _given_up(kept)  # the trace has what they are, in other runs
-    output = msgspec.structs.replace(kept, since=state.since)
-    return Request(older, state.since, _schema_of((kept,)), "settle", Cost(), DEFAULTS.part_bytes, output=output)
-
-
-def _drop(state: State, policy: Policy) -> Request | None:
-    kept = state.contents
-    return None if kept is None or policy.ahead else _given_up(kept)
-
-
-def _given_up(kept: Batch) -> Request:
-    return Request((kept,), kept.since, _schema_of((kept,)), "drop", Cost(), DEFAULTS.part_bytes)
+    schema, is_reached = _schema_of((kept,)), kept.since <= state.since
+    if is_reached and not (len(older) == 1 and kept.since <= older[0].since):
+        output = msgspec.structs.replace(kept, since=state.since)
+        return Request(older, state.since, schema, "settle", Cost(), DEFAULTS.part_bytes, output=output)
+    if is_reached or not policy.ahead:  # the trace has what they are, in other runs; or they are not wanted
+        return Request((kept,), kept.since, schema, "drop", Cost(), DEFAULTS.part_bytes)
+    return None
 
 
 def _ahead(state: State, policy: Policy) -> Request | None:
@@ -293,12 +287,9 @@ def _ahead(state: State, policy: Policy) -> Request | None:
     An update that takes another one back does not count, nor does the other: of rows that are there once, it is the
     updates less the sum of their diffs. What is only added is history and contents at once, and is not written twice.
     """
-    found = state.batches_at()
-    filled = max((place for place, batch in enumerate(found) if batch.count), default=-1)
-    inputs = found[: filled + 1]
+    inputs, last = _newest(state)
     newer = inputs if state.contents is None else inputs[1:]
     rows = sum(batch.diff_sum for batch in inputs)
-    last = inputs[-1].upper.time if inputs else None
     dead = sum(batch.count - batch.diff_sum for batch in newer)
     least = _most(policy) // AHEAD_SHARE
     if not policy.ahead or not newer or last is None or state.size < least or dead <= policy.ahead * max(rows, 1):
@@ -323,7 +314,7 @@ def _plan_side(state: State, trace: tuple[Batch, ...], policy: Policy) -> tuple[
     requests = _merges(state, trace[start:end], policy) if start < end else []
     older = trace[:start] if requests else trace
     skipped = []
-    for batch in (b for b in older if b.count):
+    for batch in filter(attrgetter("count"), older):
         if reason := _rewrite_reason(batch, state, policy):
             requests.append(_request(state, (batch,), reason, policy))
         else:
@@ -356,12 +347,17 @@ def plan_contents(state: State, policy: Policy) -> Request | None:
 
     As a rule it is one merge. Where that cannot read all runs, the request is partial, and to be carried out before.
     """
-    found = state.batches_at()
-    filled = max((place for place, batch in enumerate(found) if batch.count), default=-1)
-    last = found[filled].upper.time if filled >= 0 else None
+    inputs, last = _newest(state)
     if last is None or at(last - 1) <= state.since:
         return None
-    return _as_contents(_request(state, found[: filled + 1], "ahead", policy), last, policy)
+    return _as_contents(_request(state, inputs, "ahead", policy), last, policy)
+
+
+def _newest(state: State) -> tuple[tuple[Batch, ...], int | None]:
+    """The batches that make the contents as of the newest update, and where their times end; None without one."""
+    found = state.batches_at()
+    filled = max((place for place, batch in enumerate(found) if batch.count), default=-1)
+    return found[: filled + 1], found[filled].upper.time if filled >= 0 else None
 
 
 def plan_rewrite(state: State, ids: Sequence[tuple[int, int]], policy: Policy) -> list[Request]:
@@ -484,11 +480,10 @@ def _request(state: State, inputs: tuple[Batch, ...], reason: Reason, policy: Po
     objects = [part for batch in inputs for part in batch.parts if part.inline is None]
     size = sum(part.size for part in objects)
     part_bytes = _cut(policy, inputs) if _is_cut(state, inputs, policy) else _most(policy)
-    puts = -(-sum(batch.size for batch in inputs) // part_bytes) if any(b.count for b in inputs) else 0
+    written = sum(batch.size for batch in inputs)
+    puts = -(-written // part_bytes) if any(batch.count for batch in inputs) else 0
     gets = sum(-(-part.size // CHUNK_BYTES) for part in objects)
-    cost = Cost(bytes_read=size, bytes_written=sum(b.size for b in inputs), gets=gets, puts=puts).priced(
-        policy.prices or S3_LIST
-    )
+    cost = Cost(bytes_read=size, bytes_written=written, gets=gets, puts=puts).priced(policy.prices or S3_LIST)
     found = _clusters(state, inputs, reason, policy)
     merges = _grouped(state, inputs, policy, None if found is None else _by(state, inputs, policy))
     if found is not None and len(merges) > 1:

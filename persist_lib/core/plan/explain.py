@@ -56,12 +56,9 @@ def explain_object(version: Version, key: str) -> Why:
         if key in batch.keys:
             span = f"[{show_frontier(batch.lower, state.times)}, {show_frontier(batch.upper, state.times)})"
             return Why(key, f"batch {batch.lo}..{batch.hi} has it: updates with times in {span}")
-    kept = state.contents
-    if kept is not None and key in kept.keys:
-        return Why(
-            key,
-            f"it has the contents as of {show_frontier(kept.since, state.times)}, kept ahead for reads from then on",
-        )
+    if (kept := state.contents) is not None and key in kept.keys:
+        as_of = show_frontier(kept.since, state.times)
+        return Why(key, f"it has the contents as of {as_of}, kept ahead for reads from then on")
     if (rolled := next((at for at, one in state.rollups.items() if one.key == key), None)) is not None:
         is_newest = rolled == state.newest_rollup
         return Why(key, f"it is the rollup of v{rolled}, {'the newest' if is_newest else 'which a newer one replaces'}")
@@ -122,7 +119,7 @@ def _retention(state: State, policy: Policy) -> str:
 
 def _compaction(state: State, policy: Policy) -> str:
     plan = plan_compaction(state, policy)
-    batches = sum(1 for batch in state.trace if batch.count)
+    batches = len(state.filled)
     there = "1 batch" if batches == 1 else f"{batches:,} batches"
     at_rest = f"{there}, and at rest there are at most {bound_of(state)}"
     if not plan.requests:
@@ -139,11 +136,8 @@ def _compaction(state: State, policy: Policy) -> str:
 
 def _rollups(version: Version, every: int) -> str:
     newest, lag = version.state.newest_rollup, version.seqno - version.state.newest_rollup
-    at = (
-        f"the newest is of v{newest}, {lag:,} transitions ago"
-        if newest
-        else f"there was never one, in {lag:,} transitions"
-    )
+    ago = f"{lag:,} transitions"
+    at = f"the newest is of v{newest}, {ago} ago" if newest else f"there was never one, in {ago}"
     if not rollup_is_due(version.state, version.seqno, every):
         return f"none is due: {at}, and each {every:,}th is due"
     return f"one is due: {at}" + ("" if lag >= every else ", and garbage waits for a newer one")

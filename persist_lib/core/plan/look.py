@@ -113,7 +113,7 @@ def _signs(version: Version, garbage: GarbagePlan) -> Signs:
     people = [one for one in keepers_of(state, version.seqno) if one.kind in ("reader", "hold") and one.size]
     kept, keeper = (people[0].size, f"{people[0].kind} {people[0].name}") if people else (0, "")
     return Signs(
-        state.stored_size, sum(1 for batch in state.trace if batch.count),
+        state.stored_size, len(state.filled),
         bound_of(state), version.seqno - state.newest_rollup, garbage.size,
         sum(held.size for held in garbage.held), "; ".join(held.why for held in garbage.held),
         len(state.writers), len(state.readers), len(state.holds), kept, keeper,
@@ -152,8 +152,7 @@ def leases_until(state: State, now: int) -> int:
 
     A lease that ends too far ahead counts as ended (see `has_ended`), so it has ended by `now`.
     """
-    leases = [writer.lease_until for writer in state.writers.values()]
-    leases += [reader.lease_until for reader in state.readers.values()]
+    leases = [one.lease_until for one in state.writers.values()] + [one.lease_until for one in state.readers.values()]
     return min((max(1, min(until, now) if has_ended(until, now) else until + 1) for until in leases), default=0)
 
 

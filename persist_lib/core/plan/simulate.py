@@ -231,7 +231,7 @@ class Simulation:
             for request in plan.requests:
                 self.carry_out(request)
             if not plan.requests:
-                self.most = max(self.most, non_empty(self.state))
+                self.most = max(self.most, len(self.state.filled))
                 return passes
         raise AssertionError("unreachable")
 
@@ -244,16 +244,9 @@ def _zeros(size: int) -> bytes:
 def until(part: Part, time: int) -> int:
     """How many of a part's updates are at or before a time, if they are spread evenly."""
     first, last = part.time_lower, part.time_upper
-    if time < first:
-        return 0
-    if last <= time:
-        return part.rows
+    if not first <= time < last:
+        return part.rows if last <= time else 0
     return int(part.earliest + (part.rows - part.earliest) * (time - first) / (last - first))
-
-
-def non_empty(state: State) -> int:
-    """Batches that hold something."""
-    return sum(1 for batch in state.trace if batch.count)
 
 
 def settled_left(state: State, request: Request) -> int:
@@ -297,7 +290,7 @@ def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_
         if one.is_tended or number == len(history.appends) - 1:
             simulation.maintain()
         found = simulation.state.batches_at()
-        batches.append(non_empty(simulation.state))
+        batches.append(len(simulation.state.filled))
         reads.append(simulation.read())
         sizes.append(sum(batch.size for batch in found))
         gets.append(sum(len(batch.keys) for batch in found))
@@ -309,7 +302,7 @@ def replay(history: History, name: str, policy: Policy, prices: Prices, reads_a_
     a_read = read_gets * prices.get + of_reads.dollars - prices.get
     month += storage_dollars(stored, prices) + 30 * reads_a_day * a_read
     return Simulated(
-        name, simulation.appended, batches[-1] if batches else non_empty(simulation.state), simulation.most,
+        name, simulation.appended, batches[-1] if batches else len(simulation.state.filled), simulation.most,
         simulation.rewritten / max(1, simulation.appended), simulation.written, stored, cost,
         sum(reads) / samples, max(reads, default=0.0), sum(sizes) // samples, read_gets, month,
         _some(batches), _some(reads),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from persist_lib.core.state import State
@@ -30,26 +31,15 @@ class Overdue(NamedTuple):
 
 def plan_expiry(state: State, now: int) -> list[Overdue]:
     """The leases that `Expire(now)` would retire, sorted by id: the order of a mapping differs between processes."""
-    writers = [
-        Overdue(id_, now - w.lease_until, None, None)
-        for id_, w in state.writers.items()
-        if has_ended(w.lease_until, now)
-    ]
-    readers = [
-        Overdue(id_, now - r.lease_until, r.since, r.seqno)
-        for id_, r in state.readers.items()
-        if has_ended(r.lease_until, now)
-    ]
-    return sorted(writers, key=_by_id) + sorted(readers, key=_by_id)
+    writers = (Overdue(id_, now - w.lease_until, None, None) for id_, w in state.writers.items())
+    readers = (Overdue(id_, now - r.lease_until, r.since, r.seqno) for id_, r in state.readers.items())
+    found = (one for side in (writers, readers) for one in sorted(side, key=attrgetter("id")))
+    return [one for one in found if has_ended(now - one.overdue_ms, now)]
 
 
 def has_ended(lease_until: int, now: int) -> bool:
     """Whether a lease is over, or can never have been meant. Retiring a live id costs its owner a retry."""
     return not now <= lease_until <= now + LONGEST_LEASE_MS
-
-
-def _by_id(overdue: Overdue) -> str:
-    return overdue.id
 
 
 def rollup_is_due(state: State, seqno: SeqNo, every: int) -> bool:

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 import grpc
 
 from persist_lib.errors import Determinate, PersistError
-from persist_lib.format.push_messages import FOLLOW, Pushed, decode_pushed, encode_follow
+from persist_lib.format.wire import FOLLOW, Pushed, decode_pushed, encode_follow
 from persist_lib.location.rpc.servers import CONNECT_S, NOT_DONE, Server
 from persist_lib.runtime.ambient import Backoff, Runtime
 

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from persist_lib.format.push_messages import News, Pushed
+from persist_lib.format.wire import News, Pushed
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
 from persist_lib.location.rpc.push_stream import PushStream

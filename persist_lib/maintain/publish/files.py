@@ -31,7 +31,7 @@ from persist_lib.maintain.compaction import merged
 from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.folder import COPIES, Folder
 from persist_lib.schema.evolution import evolved
-from persist_lib.schema.schema import DIFF, TIME
+from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import inputs_of, source_of
 
@@ -93,7 +93,7 @@ def choose(
     for part in objects:
         diffs = np.ones(1, np.int64)
         if blob_key(machine.shard, part.key) not in known:
-            file = _opened(machine, state, part)
+            file = opened(machine, state, part, state.schemas[part.schema])
             diffs, chosen.bounds[part.key] = _diffs_of(file), bounds_of(file.footer, columns)
         if (diffs < 1).any():
             if is_contents(batches, state):
@@ -116,10 +116,11 @@ def is_contents(batches: Sequence[Batch], state: State) -> bool:
     return batches[0] is state.contents or (len(times) == 1 and batches[0].since.time in times)
 
 
-def _opened(machine: Machine, state: State, part: Part) -> PartFile:
-    """An object, open to be read, verified by its digests."""
+def opened(machine: Machine, state: State, part: Part, schema: Schema) -> PartFile:
+    """An object, open to be read as `schema` has it, verified by its digests."""
     source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
-    return PartFile(source.key, ChunkedReader(source.key, source.size, source.digests, source.fetch), source.schema)
+    reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
+    return PartFile(source.key, reader, schema, at=part.at)
 
 
 def _diffs_of(file: PartFile) -> np.ndarray:
@@ -169,10 +170,7 @@ def copies_of(
     for part in (one for one in parts if one.inline is None):
         key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}{of}"  # a part never changes, nor does its copy
         if (file := known.get(key)) is None:
-            source = source_of(machine.blob, machine.shard, part, TaskInput((part,), 0, None), state.schemas)
-            reader = ChunkedReader(source.key, source.size, source.digests, source.fetch)
-            stored = PartFile(source.key, reader, newest)
-            file = _put(folder, key, columns, stored.batches(COPIED_ROWS))
+            file = _put(folder, key, columns, opened(machine, state, part, newest).batches(COPIED_ROWS))
         found.append(file)
     if inline := [one for one in parts if one.inline is not None]:
         digest = np.bitwise_xor.reduce([int.from_bytes(one.digests[:8]) for one in inline])

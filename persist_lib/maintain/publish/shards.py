@@ -127,34 +127,23 @@ class Pins:
 
     def settle(self, named: set[str], as_of: int, terms: Terms) -> None:
         """Leave pinned what a snapshot names, by its key in Blob. Earlier renditions keep no pin of nothing."""
-        for machine in self._shards.every:
-            if machine.shard not in self.before:
-                continue
+        for machine in self._taken:
             name, pin = self._shards.pin_of(machine, self._format), self._pin(machine)
             keys = tuple(key for key in pin.keys if blob_key(machine.shard, key) in named)
             command: c.PinKeys | c.Unpin = c.PinKeys(name, keys, self._token, self._token, as_of, *terms)
             if machine in self._shards.former:
                 command = c.PinKeys(name, keys, self._token, self._token, pin.as_of, terms.keep)
                 command = command if keys else c.Unpin(name, self._token)
-            self._judge(machine, machine.try_commit(lambda _state, _now, command=command: command))  # type: ignore[misc]
+            self._commit(machine, command)
 
     def drop(self) -> None:
         """Unpin all of it."""
-        for machine in self._shards.every:
-            if machine.shard in self.before:
-                command = c.Unpin(self._shards.pin_of(machine, self._format), self._token)
-                self._judge(machine, machine.try_commit(lambda _state, _now, command=command: command))  # type: ignore[misc]
-
-    def check(self) -> None:
-        """Raise Fenced where another call has taken one over."""
-        for machine in self._shards.every:
-            if machine.shard in self.before:
-                self._pin(machine)
+        for machine in self._taken:
+            self._commit(machine, c.Unpin(self._shards.pin_of(machine, self._format), self._token))
 
     def keys(self) -> set[str]:
-        """All that is pinned, by its key in Blob."""
-        found = (one for one in self._shards.every if one.shard in self.before)
-        return {blob_key(one.shard, key) for one in found for key in self._pin(one).keys}
+        """All that is pinned, by its key in Blob. Raises Fenced where another call has taken one over."""
+        return {blob_key(one.shard, key) for one in self._taken for key in self._pin(one).keys}
 
     def are_as_of(self, as_of: int) -> bool:
         """Whether each shard that has rows was published as of this time by the last call that came to its end."""
@@ -173,6 +162,13 @@ class Pins:
         if pin is None or pin.opaque != self._token:
             raise self.fenced()
         return pin
+
+    @property
+    def _taken(self) -> list[Machine]:
+        return [one for one in self._shards.every if one.shard in self.before]
+
+    def _commit(self, machine: Machine, command: c.PinKeys | c.Unpin) -> None:
+        self._judge(machine, machine.try_commit(lambda _state, _now: command))
 
     def _judge(self, machine: Machine, answer: object) -> None:
         if isinstance(answer, r.WrongOpaque):

@@ -157,7 +157,10 @@ def publish_shard(machine: Machine, worker: Worker, format_: Format, as_of: int 
             table=machine.shard,
         )
     columns_of(machine.shard, state.schemas, format_, {})
-    newest = (state.upper.time or 0) - 1 if not state.upper.is_top() else max(_last_time(state), state.since.time or 0)
+    newest = (state.upper.time or 0) - 1
+    if state.upper.is_top():
+        newest = max((part.time_upper for one in state.trace for part in one.parts), default=0)
+        newest = max(newest, state.since.time or 0)
     as_of = newest if as_of is None else as_of
     if not 0 <= as_of <= newest:
         raise _unreadable(machine, state, as_of)
@@ -266,7 +269,7 @@ class _Run:
                     files, rewritten = [*files, *found], rewritten + written
             self._check_there([one for one in files if one.key in shared])
             table.write(columns, files, self._as_of, self._terms.keep)
-            self._pins.check()
+            self._pins.keys()  # raises where another call took one over
             if not table.point():
                 raise self._pins.fenced()
         table.expire(self._terms.keep)
@@ -363,8 +366,7 @@ def _in_place(known: Mapping[str, File], folder: Folder) -> set[str]:
 
 def next_request(state: State, policy: Policy, *, below_folder: bool) -> Request | None:
     """The next rewriting towards one run of the contents; None where none is left that the state would take."""
-    filled = [one for one in state.trace if one.count]
-    if not filled:
+    if not state.filled:
         return None
     ahead = plan_contents(state, policy)
     if ahead is not None and len(ahead.merges) == 1:
@@ -372,15 +374,11 @@ def next_request(state: State, policy: Policy, *, below_folder: bool) -> Request
         if kept is not None and len(ahead.inputs) == 1:  # these are the contents, in another place
             return msgspec.structs.replace(ahead, inputs=(kept,), reason="drop")
         return ahead
-    found = plan_rewrite(state, [one.id for one in filled], policy)
+    found = plan_rewrite(state, [one.id for one in state.filled], policy)
     if not found or state.contents is not None:
         return None
     is_last = len(found) == 1 and not found[0].is_partial and below_folder
     return msgspec.structs.replace(found[0], reason="publish") if is_last else found[0]
-
-
-def _last_time(state: State) -> int:
-    return max((part.time_upper for one in state.trace for part in one.parts), default=0)
 
 
 def _planned(

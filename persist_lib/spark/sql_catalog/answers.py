@@ -120,14 +120,19 @@ def _described(given: Mapping[str, str]) -> StructField:
         "key": ",".join(schema.key_names), "times": schema.times or "none", "unique": str(schema.unique).lower(),
         "non_negative": str(schema.non_negative).lower(), "provider": "persist",
     }  # fmt: skip
-    about = {
-        "id": table.shard, "as_of": str(as_of), "writable": "as_of" not in given and not table.read_only,
-        "what": "as of one time" if "as_of" in given else "in a catalog with read_only", "rows": rows, "bytes": size,
-        "cheap": cheapest(schema.data), "new": False, "stream": name, "write": name,
-        "properties": json.dumps(properties),
-        "read": json.dumps({"table": table.name, **when("as_of", as_of)}),
-    }  # fmt: skip
-    return StructField("table", table.frame, metadata=about)
+    return _table(
+        table.frame, id=table.shard, as_of=str(as_of), writable="as_of" not in given and not table.read_only,
+        what="as of one time" if "as_of" in given else "in a catalog with read_only", rows=rows, bytes=size,
+        cheap=cheapest(schema.data), stream=name, write=name, properties=json.dumps(properties),
+        read=json.dumps({"table": table.name, **when("as_of", as_of)}),
+    )  # fmt: skip
+
+
+def _table(frame: StructType, **about: Any) -> StructField:
+    """What Java knows of a table; what is not said of it is nothing."""
+    nothing = {"id": "", "as_of": "-1", "writable": False, "what": "", "rows": 0, "bytes": 0, "new": False}
+    said = dict.fromkeys(("read", "stream", "write", "properties"), "{}")
+    return StructField("table", frame, metadata={**nothing, **said, **about})
 
 
 def _as_of(table: Table) -> int:
@@ -142,13 +147,11 @@ def _metadata(given: Mapping[str, str], name: str, what: str) -> StructField:
     with table.client.table(name) as handle:
         since = handle.describe().since.time or 0
     frame, read, stream = metadata_of(what, table.schema, since, as_of)
-    about = {
-        "id": f"{table.shard}/{what}", "as_of": str(as_of), "writable": False, "what": f"a table about {name}",
-        "rows": 1000, "bytes": 100_000, "cheap": frame.names[-1], "new": False,
-        "read": json.dumps({"table": name, **read}), "stream": json.dumps({"table": name, **stream}), "write": "{}",
-        "properties": json.dumps({"provider": "persist"}),
-    }  # fmt: skip
-    return StructField("table", frame, metadata=about)
+    return _table(
+        frame, id=f"{table.shard}/{what}", as_of=str(as_of), what=f"a table about {name}", rows=1000, bytes=100_000,
+        cheap=frame.names[-1], read=json.dumps({"table": name, **read}), stream=json.dumps({"table": name, **stream}),
+        properties=json.dumps({"provider": "persist"}),
+    )  # fmt: skip
 
 
 def cheapest(columns: pa.Schema) -> str:
@@ -199,12 +202,8 @@ def _stage(values: Mapping[str, str]) -> StructField:
     """What a write is to make. The key may be an option of that (`saveAsTable`), so that it is not asked for here."""
     client, declared, frame = _declared(values)
     _check_free(client, declared.table)
-    about = {
-        "id": "", "as_of": "-1", "writable": True, "what": "", "rows": 0, "bytes": 0, "cheap": frame.names[0],
-        "new": True, "read": "{}", "stream": "{}", "properties": "{}",
-        "write": json.dumps({"table": declared.table, **declared.values}),
-    }  # fmt: skip
-    return StructField("table", frame, metadata=about)
+    write = json.dumps({"table": declared.table, **declared.values})
+    return _table(frame, writable=True, new=True, cheap=frame.names[0], write=write)
 
 
 def _replace(values: Mapping[str, str]) -> StructField:

@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StringType, StructField, StructType
 
 from persist_lib.client import Client
-from persist_lib.frontier import Antichain
 from persist_lib.schema.schema import Schema
 from persist_lib.spark.batch_reader import EMPTY, frame_of
 from persist_lib.spark.options import READ, Options, client_of
@@ -101,7 +100,7 @@ def _batches(client: Client, name: str) -> pa.Table:
     for shard in shards:
         for one in client.inspect(shard).state.trace:
             counts = (one.count, one.diff_sum, one.size, len(one.parts), len(one.runs), one.born)
-            bounds = {"lower": _time(one.lower), "upper": _time(one.upper)}
+            bounds = {"lower": one.lower.time, "upper": one.upper.time}
             found.append({"shard": shard, **bounds, **dict(zip(COUNTS["batches"], counts, strict=True))})
     time = schema.time_field.type if schema.times else pa.int64()
     whole = pa.schema([
@@ -111,7 +110,3 @@ def _batches(client: Client, name: str) -> pa.Table:
     for at, bound in enumerate(BOUNDS, 1):
         rows = rows.set_column(at, bound, rows.column(bound).cast(time))
     return rows
-
-
-def _time(frontier: Antichain) -> int | None:
-    return frontier.time

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib.core.compare import compare
-from persist_lib.core.diff import apply_diff
+from persist_lib.core.diff import apply_diff, compare
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.errors import NotFound
 from persist_lib.ids import SeqNo, ShardId

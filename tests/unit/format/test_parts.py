@@ -14,12 +14,12 @@ from persist_lib.errors import Corrupt, InvalidUsage, NewerFormat
 from persist_lib.format.digest import CHUNK, chunk_count, digest
 from persist_lib.format.parquet import PartFile
 from persist_lib.format.parts import (
+    PartRun,
     StoredPart,
     decode_inline,
     decode_part,
     encode_inline,
     encode_part,
-    open_run,
 )
 from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.kernel.keys import encode_key
@@ -144,7 +144,7 @@ def test_a_key_range_fetches_and_verifies_only_the_chunks_it_needs(large):
 
     source = StoredPart("k", len(data), digests, BYTES, None, None, fetch)
     lo, hi = encode_key(BYTES, [10]), encode_key(BYTES, [20])
-    found = pa.concat_tables(open_run([source], BYTES, key_lower=lo, key_upper=hi))
+    found = pa.concat_tables(PartRun([source], BYTES, lo=lo, hi=hi))
     assert found.equals(table.slice(10, 10))
     assert {start // CHUNK for start, _ in fetched} <= {0, 1, chunk_count(len(data)) - 1}
     assert len(fetched) < chunk_count(len(data)) + 1
@@ -156,10 +156,10 @@ def test_a_damaged_chunk_is_named_when_it_is_needed_and_only_then(large):
     damaged = bytearray(data)
     damaged[2 * CHUNK + 77] ^= 1
     source = StoredPart("k", len(data), digests, BYTES, None, None, lambda start, end: bytes(damaged[start:end]))
-    first = open_run([source], BYTES, key_upper=encode_key(BYTES, [5]))
+    first = PartRun([source], BYTES, hi=encode_key(BYTES, [5]))
     assert sum(found.num_rows for found in first) == 5
     with pytest.raises(Corrupt, match="chunk 2"):
-        list(open_run([source], BYTES))
+        list(PartRun([source], BYTES))
 
 
 def test_chunks_are_prefetched_in_parallel_and_read_as_a_file(large):
@@ -185,7 +185,7 @@ def test_time_bounds_keep_what_lies_in_them_only():
     part = encode_part(SCHEMA, 0, small())
     data = bytes(part.data)
     source = StoredPart("k", len(data), part.digests, SCHEMA, 10, 12, lambda start, end: data[start:end])
-    assert pa.concat_tables(open_run([source], SCHEMA)).column("_time").to_pylist() == [10, 11]
+    assert pa.concat_tables(PartRun([source], SCHEMA)).column("_time").to_pylist() == [10, 11]
 
 
 def test_a_short_answer_for_a_whole_object_is_damage():
@@ -194,4 +194,4 @@ def test_a_short_answer_for_a_whole_object_is_damage():
         "k", part.size, part.digests, SCHEMA, None, None, lambda start, end: bytes(part.data)[: end - 9]
     )
     with pytest.raises(Corrupt, match="k"):
-        list(open_run([source], SCHEMA))
+        list(PartRun([source], SCHEMA))

@@ -9,7 +9,7 @@ import pytest
 
 from persist_lib.core.plan.look import Look
 from persist_lib.format.frame import HEADER_BYTES
-from persist_lib.format.survey_cache import PREFIX, Memory, decode_memory, encode_memory, memory_key, memory_ms
+from persist_lib.format.survey_cache import MEMORY_FORM, PREFIX, Memory, decode_memory, memory_key, memory_ms
 from persist_lib.ids import NAME, SeqNo
 from persist_lib.location.contract import check_key, check_prefix
 from tests.framing import framed
@@ -44,14 +44,14 @@ GOLDEN = (
 
 
 def test_what_was_written_once_still_decodes_and_is_written_again() -> None:
-    assert encode_memory(MEMORY).hex() == GOLDEN
+    assert MEMORY_FORM.encode(MEMORY).hex() == GOLDEN
     assert decode_memory(bytes.fromhex(GOLDEN)) == MEMORY
     for older in (BEFORE, EARLIER, FORMER):
         assert decode_memory(bytes.fromhex(older)) == MEMORY, "without the signs that were added"
 
 
 def test_every_bit_that_is_off_is_seen() -> None:
-    data = encode_memory(MEMORY)
+    data = MEMORY_FORM.encode(MEMORY)
     for at in range(len(data)):
         for bit in (1, 128):
             assert decode_memory(data[:at] + bytes((data[at] ^ bit,)) + data[at + 1 :]) is None
@@ -64,7 +64,7 @@ def test_every_bit_that_is_off_is_seen() -> None:
     "body", [5, [], ["x", 5, {}], ["x", {"s": 5}, {}], ["x", {"s": ["a", 1]}, {}], ["x", {5: []}, {}]]
 )
 def test_what_has_another_form_is_not_used(body: object) -> None:
-    data = framed(encode_memory(MEMORY)[:4], encode_memory(MEMORY)[4], msgspec.msgpack.encode(body))
+    data = framed(MEMORY_FORM.encode(MEMORY)[:4], MEMORY_FORM.encode(MEMORY)[4], msgspec.msgpack.encode(body))
     assert decode_memory(data) in (None, Memory())
 
 

@@ -16,7 +16,7 @@ from persist_lib.core.cost import S3_LIST, Cost
 from persist_lib.core.plan.compaction import Skipped
 from persist_lib.core.rules import DAY_MS, Told
 from persist_lib.errors import Corrupt, Damage, NewerFormat, Paused
-from persist_lib.format.pause_list import SPENT_PREFIX, decode_spent, encode_spent
+from persist_lib.format.pause_list import SPENT_FORM, SPENT_PREFIX
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.around import AroundBlob, Operation
 from tests.framing import framed
@@ -194,11 +194,11 @@ def test_days_and_charges_are_forgotten_and_budgets_are_apart() -> None:
 
 
 def test_the_bytes_of_what_was_spent_are_the_same_for_ever(world: World) -> None:
-    assert encode_spent(SPENT).hex() == GOLDEN
+    assert SPENT_FORM.encode(SPENT).hex() == GOLDEN
     data = bytes.fromhex(GOLDEN)
-    assert decode_spent(data, "k") == SPENT
+    assert SPENT_FORM.decode(data, "k") == SPENT
     with pytest.raises(NewerFormat):
-        decode_spent(framed(data[:4], 2, b""), "k")
+        SPENT_FORM.decode(framed(data[:4], 2, b""), "k")
     client = world.client(TINY)
     filled(client, 8)
     client.set_rules([{"pattern": "s", "bytes_day": 5}])

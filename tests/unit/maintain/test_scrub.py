@@ -13,7 +13,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import Corrupt, Determinate
 from persist_lib.format.paths import MARKS, has_damage, marks_key, marks_prefix
-from persist_lib.format.scrub_marks import Mark, Marks, decode_marks, encode_marks
+from persist_lib.format.scrub_marks import MARKS_FORM, Mark, Marks
 from persist_lib.ids import NAME, SeqNo, ShardId
 from persist_lib.location import open_location
 from persist_lib.location.memory.location import MemoryConsensus
@@ -384,8 +384,8 @@ def test_a_long_scrub_remembers_damage_at_once_and_the_rest_now_and_then(world: 
 
 def test_damage_is_known_from_one_listing_of_all_shards_of_more_than_a_page() -> None:
     world = World("memory:")
-    marks = encode_marks(Marks(SeqNo(1), (b"x" * 16,), ()))
-    bad = encode_marks(Marks(SeqNo(1), (), (Mark(b"y" * 16, 3, 4, "planted", 5),)))
+    marks = MARKS_FORM.encode(Marks(SeqNo(1), (b"x" * 16,), ()))
+    bad = MARKS_FORM.encode(Marks(SeqNo(1), (), (Mark(b"y" * 16, 3, 4, "planted", 5),)))
     names = [ShardId(f"shard-{number:04d}") for number in range(1_500)]
     for number, name in enumerate(names):
         is_bad = number % 700 == 699
@@ -405,9 +405,9 @@ def test_damage_is_known_from_one_listing_of_all_shards_of_more_than_a_page() ->
 
 def test_marks_are_stored_as_they_were_and_name_their_key() -> None:
     marks = Marks(SeqNo(9), (b"a" * 16,), (Mark(b"b" * 16, 3, 4, "planted", 5),))
-    assert decode_marks(encode_marks(marks), "here") == marks
+    assert MARKS_FORM.decode(MARKS_FORM.encode(marks), "here") == marks
     with pytest.raises(Corrupt, match="here"):
-        decode_marks(b"", "here")
+        MARKS_FORM.decode(b"", "here")
     assert has_damage(marks_key(S, 5, 7, is_damaged=True)) is True
     assert has_damage(marks_key(S, 5, 7, is_damaged=False)) is False
     assert has_damage("s/rollup/v1") is None

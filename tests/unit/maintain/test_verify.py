@@ -15,7 +15,7 @@ from persist_lib.errors import NotFound
 from persist_lib.format.frame import HEADER_BYTES
 from persist_lib.format.log import ROLLUP_MAGIC, ROW_MAGIC, decode_row, encode_row
 from persist_lib.format.paths import WALKED, marks_prefix
-from persist_lib.format.scrub_marks import Walked, decode_walked, encode_walked
+from persist_lib.format.scrub_marks import WALKED_FORM, Walked
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
@@ -346,7 +346,7 @@ def test_a_verdict_is_kept_only_of_a_sound_log_and_one_object_is_left(world: Wor
         client.verify("s")
         [key] = verdicts(world)
     newest = client.inspect("s")
-    assert decode_walked(world.inner.blob.get(key) or b"", key) == Walked(newest.seqno, newest.digest)
+    assert WALKED_FORM.decode(world.inner.blob.get(key) or b"", key) == Walked(newest.seqno, newest.digest)
     before = world.count("set")
     client.verify("s")
     assert world.count("set") == before, "nothing new is nothing written"
@@ -370,9 +370,9 @@ def test_a_verdict_that_cannot_be_read_is_as_if_there_were_none(world: World, ho
 
 
 def test_the_bytes_of_a_verdict_are_the_same_for_ever() -> None:
-    data = encode_walked(Walked(SeqNo(300), bytes(range(16))))
+    data = WALKED_FORM.encode(Walked(SeqNo(300), bytes(range(16))))
     assert data.hex() == GOLDEN
-    assert decode_walked(data, "k") == Walked(SeqNo(300), bytes(range(16)))
+    assert WALKED_FORM.decode(data, "k") == Walked(SeqNo(300), bytes(range(16)))
 
 
 def test_a_scrub_of_a_release_without_verdicts_leaves_them() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate
-from persist_lib.format.push_messages import News
+from persist_lib.format.wire import News
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Row
 from persist_lib.location.rpc import subscriptions as pushed

@@ -14,7 +14,7 @@ import pytest
 from persist_lib.cli.history import fetch_rows
 from persist_lib.cli.watch import appended
 from persist_lib.core import commands as c
-from persist_lib.core import outcomes, placing
+from persist_lib.core import outcomes
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Batch, Outcome
 from persist_lib.errors import Indeterminate, NewerFormat
@@ -173,7 +173,7 @@ def forgotten(served, a, b):
     b.turn()
     many(served, b)
     state = b.machine.version.state
-    assert not placing.remembers_since(state, SINCE)
+    assert not outcomes.remembers_since(state, SINCE)
     return held
 
 

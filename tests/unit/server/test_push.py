@@ -17,7 +17,7 @@ import persist_lib as persist
 from persist_lib import pending_area
 from persist_lib.errors import InvalidUsage
 from persist_lib.format import wire
-from persist_lib.format.push_messages import FOLLOW, News, Pushed, decode_pushed, encode_follow
+from persist_lib.format.wire import FOLLOW, News, Pushed, decode_pushed, encode_follow
 from persist_lib.ids import SeqNo
 from persist_lib.location.rpc import push_stream
 from persist_lib.location.rpc import subscriptions as told
