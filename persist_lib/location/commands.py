@@ -86,14 +86,10 @@ class TakesCommands(Protocol):
 
 def dated(command: c.Command, now: int) -> c.Command:
     """The command as it is applied at `now` (ms of the store's clock): its durations made moments."""
-    return _moved(command, now)
+    names = [name for name in ("lease_until", "now") if name in command.__struct_fields__]
+    return msgspec.structs.replace(command, **{name: getattr(command, name) + now for name in names})
 
 
 def undated(command: c.Command, now: int) -> c.Command:
     """The command as it is sent at `now` (ms of the store's clock): its moments made durations from then on."""
-    return _moved(command, -now)
-
-
-def _moved(command: c.Command, by: int) -> c.Command:
-    names = [name for name in ("lease_until", "now") if name in command.__struct_fields__]
-    return msgspec.structs.replace(command, **{name: getattr(command, name) + by for name in names})
+    return dated(command, -now)

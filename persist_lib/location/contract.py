@@ -123,10 +123,15 @@ def check_marker(data: bytes, where: str) -> None:
             f"{where} is not what Persist wrote; restore it ({{\"format\": {FORMAT}}})", key=where,
             expected={"format": FORMAT}, actual=str(error),
         ) from error  # fmt: skip
-    if not isinstance(found, int) or found > FORMAT:
+    check_known(f"{where} says format", found, FORMAT)
+
+
+def check_known(what: str, found: object, known: int) -> None:
+    """Raise NewerFormat for a format that is newer than the newest one known. `what` is the start of the message."""
+    if not isinstance(found, int) or found > known:
         raise NewerFormat(
-            f"{where} says format {found}, this release knows up to {FORMAT}; nothing was touched. Upgrade persist-lib",
-            found=found, known=FORMAT,
+            f"{what} {found}, this release knows up to {known}; nothing was touched. Upgrade persist-lib",
+            found=found, known=known,
         )  # fmt: skip
 
 

@@ -298,7 +298,6 @@ class Staging:
                     yield Leftover(f"{folder}/{name}", unquote(key) if told else None, size, is_dead)
 
     def remove(self, path: str) -> None:
-        """Remove a leftover, and its directory if that was the last file of a dead process."""
         (self._parent / path).unlink(missing_ok=True)
         self.sweep_empty()
 
@@ -310,7 +309,6 @@ class Staging:
 
 
 def _names(path: Path) -> list[str]:
-    """The names in a directory; none when the directory does not exist."""
     try:
         return os.listdir(path)  # noqa: PTH208 - names only
     except (FileNotFoundError, NotADirectoryError):

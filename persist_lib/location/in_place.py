@@ -85,7 +85,6 @@ class InPlace:
 
     @property
     def first(self) -> Identity:
-        """The identity of the first of them."""
         return self._files[0][1]
 
     def moved(self) -> str | None:

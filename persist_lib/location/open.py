@@ -44,23 +44,22 @@ from persist_lib.runtime.threads import Resource
 ENTRY_POINTS = "persist.locations"
 Place: TypeAlias = "str | os.PathLike[str]"
 """Where a location is: a URL, or a path of this machine."""
-_POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", has_blob=False, has_consensus=True)
+_POSTGRES = lazy_scheme("persist_lib.location.postgres.consensus", "postgres", "open_consensus")
 
 
 def _clouds() -> Mapping[str, Scheme]:
     """For each cloud a scheme for blobs, and one with the consensus beside them."""
     made = {}
     for name, cloud in CLOUDS.items():
-        prices = NAMED[cloud.extra]
-        for suffix, module in (("", "blob"), ("+cas", "consensus")):
+        for suffix, module, *more in (("", "blob"), ("+cas", "consensus", "open_consensus")):
             made[name + suffix] = lazy_scheme(
-                f"persist_lib.location.objects.{module}", cloud.extra,
-                has_blob=True, has_consensus=bool(suffix), has_puts=True, prices=prices, tells_requests=True,
+                f"persist_lib.location.objects.{module}", cloud.extra, "open_blob", "open_puts", *more,
+                prices=NAMED[cloud.extra], tells_requests=True,
             )  # fmt: skip
     return made
 
 
-_RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", has_blob=False, has_consensus=True, is_named=True)
+_RPC = lazy_scheme("persist_lib.location.rpc.consensus", "server", "open_consensus", "named")
 BUILT_IN: Mapping[str, Scheme] = {
     "memory": memory_location.SCHEME,
     "file": embedded.SCHEME,
@@ -87,7 +86,6 @@ class Location(Resource):
         return f"Location({urls}{', read_only=True' if self.read_only else ''})"
 
     def close(self) -> None:
-        """Release connections and files. Idempotent."""
         self.blob.close()
         self.consensus.close()
 

@@ -72,20 +72,14 @@ class Scheme:
     puts: Callable[[str, Opening], Puts] | None = None
 
 
-def lazy_scheme(
-    module: str,
-    extra: str,
-    *,
-    has_blob: bool,
-    has_consensus: bool,
-    has_puts: bool = False,
-    prices: Prices = FREE,
-    tells_requests: bool = False,
-    is_named: bool = False,
-) -> Scheme:
-    """Return the scheme that `module` implements by its functions open_blob, open_consensus and canonical.
+LAZY = {"open_blob": "blob", "open_consensus": "consensus", "open_puts": "puts", "named": "named"}
+"""The functions of a module by which it implements a scheme, and what they are of the scheme."""
 
-    `has_puts`, `is_named`: it also has the functions open_puts and `named`.
+
+def lazy_scheme(
+    module: str, extra: str, *functions: str, prices: Prices = FREE, tells_requests: bool = False
+) -> Scheme:
+    """Return the scheme that `module` implements by `canonical` and these functions, which have the names of `LAZY`.
 
     A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
     """
@@ -96,11 +90,8 @@ def lazy_scheme(
 
         return later
 
-    return Scheme(
-        call("open_blob") if has_blob else None, call("open_consensus") if has_consensus else None, call("canonical"),
-        prices, tells_requests, puts=call("open_puts") if has_puts else None,
-        **({"named": call("named")} if is_named else {}),
-    )  # fmt: skip
+    given = {LAZY[name]: call(name) for name in functions}
+    return Scheme(canonical=call("canonical"), prices=prices, tells_requests=tells_requests, **given)
 
 
 def with_extra(module: str, what: str, extra: str) -> ModuleType:

@@ -29,7 +29,6 @@ class Each(Generic[T]):
 
     @property
     def why(self) -> Mapping[str, str]:
-        """The errors, each in one line."""
         return {name: why(error) for name, error in self.failed.items()}
 
     def check(self, what: str, done: Any = None) -> None:

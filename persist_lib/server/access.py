@@ -78,7 +78,6 @@ class TableNames:
         return [(before, {**made, **joined}), *([({wal: on}, joined)] if on else [])]
 
     def is_older(self, seconds: float) -> bool:
-        """Whether the catalog was read longer ago than that."""
         return self._now() - self._read_s > seconds
 
     def refresh(self) -> None:
@@ -90,7 +89,6 @@ class TableNames:
             self._read_s = began
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self._catalog.close()
 
 
@@ -136,7 +134,6 @@ class Caller:
     tables_of: TablesOf = lambda shard: (shard,)
 
     def owns(self, hold: str) -> bool:
-        """Whether a hold of this name is this client's own."""
         return hold == self.name or any(_matches(pattern, hold) for pattern in self.holds)
 
     def rights_on(self, shard: str) -> frozenset[Right]:
@@ -144,7 +141,6 @@ class Caller:
         return self.rights_as(shard, self.tables_of(shard) if self.tables else ())
 
     def rights_as(self, shard: str, tables: Sequence[str]) -> frozenset[Right]:
-        """Those on a shard that is of these tables."""
         found = _granted(self.rights, shard) | (READS if self.tables and shard == CATALOG else frozenset())
         return found | (frozenset.intersection(*(_granted(self.tables, one) for one in tables)) if tables else found)
 
@@ -297,7 +293,6 @@ class Load:
 
     @property
     def clients(self) -> int:
-        """How many clients have something under way."""
         return len(self._of["commands"])
 
     def take(self, client: str, commands: int, size: int) -> None:
@@ -316,7 +311,6 @@ class Load:
         self._add(client, commands, size)
 
     def give_back(self, client: str, commands: int, size: int) -> None:
-        """Count a call no more. It was taken before."""
         self._add(client, -commands, -size)
 
     def _add(self, client: str, commands: int, size: int) -> None:

@@ -10,11 +10,12 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from persist_lib.errors import PersistError
 from persist_lib.ids import SeqNo
-from persist_lib.location.api import Change, Consensus, HearsOfRows, Newest, Row
+from persist_lib.location.api import Change, Consensus, Newest, Row
 from persist_lib.location.contract import next_seqno
 from persist_lib.location.wrap.around import AroundConsensus
 from persist_lib.location.wrap.deadline import within
@@ -35,16 +36,14 @@ class Announcing(AroundConsensus):
         return rows
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
-        won = self.inner.compare_and_set(key, expected, data)
-        if won:
-            self._pushing.saw(key, [Row(next_seqno(expected), data)])
-        return won
+        return self._announced(self.inner.compare_and_set(key, expected, data), {key: (expected, data)})
 
     def compare_and_set_many(self, changes: Mapping[str, Change]) -> bool:
-        won = self.inner.compare_and_set_many(changes)
-        if won:
-            for key, (expected, data) in changes.items():
-                self._pushing.saw(key, [Row(next_seqno(expected), data)])
+        return self._announced(self.inner.compare_and_set_many(changes), changes)
+
+    def _announced(self, won: bool, changes: Mapping[str, Change]) -> bool:
+        for key, (expected, data) in changes.items() if won else ():
+            self._pushing.saw(key, [Row(next_seqno(expected), data)])
         return won
 
 
@@ -70,11 +69,9 @@ class Watching:
         self._thread = threading.Thread(target=self._run, name="persist-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the threads."""
         self._is_over = True
         self._wake.put(None)
         if self._thread.ident is not None:
@@ -90,7 +87,7 @@ class Watching:
         next_look, was_told = self._runtime.monotonic(), False
         while not self._is_over:
             try:
-                heard = self._hear() if self._pushing.is_followed() else None
+                heard = self._consensus.heard(self._poll_s) if self._pushing.is_followed() else None
                 if heard:
                     self._read(heard)
                 # What was committed before the store began to tell was not told.
@@ -107,16 +104,8 @@ class Watching:
                 log.exception("could not look for rows of others; those that follow get them late")
                 next_look = self._runtime.monotonic() + CHECK_S
             if not was_told:
-                self._pause(self._poll_s)
-
-    def _hear(self) -> Mapping[str, SeqNo] | None:
-        return self._consensus.heard(self._poll_s) if isinstance(self._consensus, HearsOfRows) else None
-
-    def _pause(self, seconds: float) -> None:
-        try:
-            self._wake.get(timeout=seconds)
-        except Empty:
-            return
+                with suppress(Empty):
+                    self._wake.get(timeout=self._poll_s)
 
     def _read(self, heads: Mapping[str, SeqNo]) -> None:
         """Read what is new in these shards, several at a time. All of it before the next look: that bounds it."""

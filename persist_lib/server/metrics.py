@@ -7,7 +7,8 @@ see, are in it only where the server's operator asks for some, and then of the b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from heapq import nlargest
 from operator import attrgetter
 from pathlib import Path
@@ -97,14 +98,12 @@ class Measures:
         Gauge(f"persist_server_{name}", what, registry=self._registry).set_function(value)
 
     def served(self, call: str, outcome: str, seconds: float, received: int, sent: int) -> None:
-        """A call was answered."""
         self._calls.labels(call, outcome).inc()
         self._call_seconds.labels(call).observe(seconds)
         self._received.inc(received)
         self._sent.inc(sent)
 
     def refused(self, refusal: str) -> None:
-        """A command was refused; `refusal` is the name of one of the core's."""
         self._refusals.labels(refusal).inc()
 
     def committed(self, shard: str, commands: int, seconds: float) -> None:
@@ -115,15 +114,15 @@ class Measures:
             self._shards.committed(shard, commands, seconds)
 
     def shown(self) -> bytes:
-        """All of it, as Prometheus reads it."""
         return generate_latest(self._registry)
 
 
+@dataclass(slots=True)
 class _Commits:
-    __slots__ = ("commands", "rows", "seconds", "shard")
-
-    def __init__(self, shard: str) -> None:
-        self.shard, self.rows, self.commands, self.seconds = shard, 0, 0, 0.0
+    shard: str
+    rows: int = 0
+    commands: int = 0
+    seconds: float = 0.0
 
 
 class _Shards(Collector):
@@ -136,30 +135,24 @@ class _Shards(Collector):
     def committed(self, shard: str, commands: int, seconds: float) -> None:
         with self._lock:
             found = self._of[shard] = self._of.pop(shard, _Commits(shard))
-            found.rows, found.commands, found.seconds = (
-                found.rows + 1,
-                found.commands + commands,
-                found.seconds + seconds,
-            )
+            found.rows += 1
+            found.commands += commands
+            found.seconds += seconds
             if len(self._of) > SHARDS_MOST:
                 del self._of[next(iter(self._of))]
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
             named = nlargest(self._most, self._of.values(), key=attrgetter("seconds"))
-            yield from _families(named)
-
-
-def _families(named: list[_Commits]) -> Iterator[Metric]:
-    for name, what in (
-        ("rows", "Rows of one of the shards whose commits took the most time"),
-        ("commands", "Commands that these rows answered"),
-        ("seconds", "How long the store took for these rows"),
-    ):
-        family = CounterMetricFamily(f"persist_server_shard_commit_{name}", what, labels=["shard"])
-        for one in named:
-            family.add_metric([one.shard], getattr(one, name))
-        yield family
+            for name, what in (
+                ("rows", "Rows of one of the shards whose commits took the most time"),
+                ("commands", "Commands that these rows answered"),
+                ("seconds", "How long the store took for these rows"),
+            ):
+                family = CounterMetricFamily(f"persist_server_shard_commit_{name}", what, labels=["shard"])
+                for one in named:
+                    family.add_metric([one.shard], getattr(one, name))
+                yield family
 
 
 SOCKETS = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))

@@ -57,7 +57,6 @@ class Pages:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Listen no more."""
         if self._server is not None:
             self._server.close()
 
@@ -130,7 +129,6 @@ class Readiness(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def run(self, pool: Executor) -> None:
-        """Look at the store, again and again."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_once(pool), LATE_S)
@@ -158,7 +156,6 @@ class Readiness(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return kinds.NOT_SERVING if self.why_not() else kinds.SERVING
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        """As the health service says."""
         status = self._status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")

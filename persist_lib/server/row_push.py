@@ -33,32 +33,25 @@ class Backlog:
         self._bytes_most, self._rows_most = bytes_most, rows_most
         self._rows: dict[str, list[Row]] = {}
         self._newest: dict[str, SeqNo] = {}
-        self._bytes = self._count = 0
+        self.bytes = self._count = 0
 
     def __len__(self) -> int:
-        """Of how many shards there is news."""
         return len(self._newest)
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes of rows wait."""
-        return self._bytes
 
     def put(self, shard: str, rows: Sequence[Row], newest: SeqNo) -> None:
         """Add news of a shard. `rows` are those after the ones that were put before; without them it lags."""
         self._newest[shard] = max(newest, self._newest.get(shard, SeqNo(0)))
         if rows:
             self._rows.setdefault(shard, []).extend(rows)
-            self._bytes += sum(len(row.data) + OVERHEAD for row in rows)
+            self.bytes += sum(len(row.data) + OVERHEAD for row in rows)
             self._count += len(rows)
-            if self._bytes > self._bytes_most or self._count > self._rows_most:
+            if self.bytes > self._bytes_most or self._count > self._rows_most:
                 self._forget_rows()
 
     def drop(self, shard: str) -> None:
-        """Tell no news of a shard."""
         if self._newest.pop(shard, None) is not None:
             gone = self._rows.pop(shard, [])
-            self._bytes -= sum(len(row.data) + OVERHEAD for row in gone)
+            self.bytes -= sum(len(row.data) + OVERHEAD for row in gone)
             self._count -= len(gone)
 
     def take(self) -> list[News]:
@@ -73,7 +66,7 @@ class Backlog:
 
     def _forget_rows(self) -> None:
         self._rows = {}
-        self._bytes = self._count = 0
+        self.bytes = self._count = 0
 
 
 FOLLOWED_MOST = 10_000
@@ -93,7 +86,6 @@ class Subscriber:
         self.news = asyncio.Event()
 
     def tell(self, shard: str, rows: Sequence[Row], newest: SeqNo) -> None:
-        """Let news wait until they are sent."""
         self.backlog.put(shard, rows, newest)
         self.news.set()
 
@@ -158,16 +150,13 @@ class Pushing:
             }  # fmt: skip
 
     def followed(self) -> list[str]:
-        """The shards that are followed."""
         with self._lock:
             return list(self._trails)
 
     def is_followed(self) -> bool:
-        """Whether any shard is followed."""
         return bool(self._trails)
 
     def join(self, subscriber: Subscriber) -> None:
-        """Know a client."""
         self._subscribers[subscriber] = None
 
     def follow(self, subscriber: Subscriber, shards: Iterable[str]) -> None:
@@ -184,7 +173,6 @@ class Pushing:
             subscriber.tell(shard, (), newest)
 
     def unfollow(self, subscriber: Subscriber, shards: Iterable[str]) -> None:
-        """Tell a client of these shards no more."""
         for shard in list(shards):
             subscriber.shards.discard(shard)
             subscriber.backlog.drop(shard)
@@ -195,12 +183,10 @@ class Pushing:
                         del self._trails[shard]
 
     def leave(self, subscriber: Subscriber) -> None:
-        """Forget a client."""
         self.unfollow(subscriber, subscriber.shards)
         self._subscribers.pop(subscriber, None)
 
     def clients(self) -> int:
-        """How many clients follow shards."""
         return len(self._subscribers)
 
     def stop(self) -> None:
@@ -245,7 +231,6 @@ class Following:
         self._pushing, self._caller, self._known = pushing, caller, known
 
     async def serve(self, _said: Any, context: Any) -> None:
-        """One stream, from its begin to its end."""
         try:
             self._caller(context)  # before anything of a stranger is read
         except NotAuthenticated as stranger:
@@ -269,7 +254,6 @@ class Following:
             self._pushing.leave(subscriber)
 
     async def _listen(self, subscriber: Subscriber, context: Any) -> None:
-        """Take what the client says, to its end."""
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 said = decode_follow(data)

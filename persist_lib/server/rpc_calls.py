@@ -54,7 +54,6 @@ class Looks:
     """
 
     def __init__(self, client: Client, consensus: Consensus, funnels: Funnels, pool: Executor) -> None:
-        """It looks in threads of `pool`."""
         policy, self.pool = client.policy(), pool
         self._settings = settings_of(policy, client.config.rollup_every)
         self._surveyor = Surveyor(
@@ -103,14 +102,6 @@ def _shown(survey: Survey, caller: Caller) -> Debts:
     return Debts(survey.now, looks, moved, {name: why for name, why in survey.unread.items() if name in names})
 
 
-def _none(_: Any) -> Iterable[str]:
-    return ()
-
-
-def _whole(value: Any, _: Caller) -> Any:
-    return value
-
-
 def _first(given: tuple[str, Any]) -> Iterable[str]:
     return (given[0],)
 
@@ -122,8 +113,8 @@ class Raw:
     kind: Any
     call: Callable[[Consensus, Any], Any]
     needed: Needed = ()
-    shards: Callable[[Any], Iterable[str]] = _none
-    shown: Callable[[Any, Caller], Any] = _whole
+    shards: Callable[[Any], Iterable[str]] = lambda _given: ()
+    shown: Callable[[Any, Caller], Any] = lambda value, _caller: value
 
 
 def _scan(consensus: Consensus, given: tuple[str, SeqNo, int]) -> tuple[list[Row], bool]:
@@ -240,7 +231,6 @@ class Calls:
         self._gives_up = False
 
     def handlers(self) -> dict[str, Any]:
-        """The handler of each call, by its name."""
         calls: dict[str, tuple[Any, Carry]] = {
             "commit": (wire.Commit, self._commit),
             "debts": (ASKED_OF_DEBTS, self._debts),
@@ -286,7 +276,6 @@ class Calls:
             task.cancel()
 
     async def _serve(self, name: str, kind: Any, carry: Carry, _messages: object, context: Any) -> bytes:
-        """Carry out a call, and encode its answer or its error."""
         now, started = self._consensus.now, self._runtime.monotonic()
         received, outcome, reply = b"", "gone", b""
         try:

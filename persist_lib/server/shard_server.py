@@ -173,15 +173,13 @@ class ShardServer:
 
     def _drain(self, server: grpc.aio.Server, seconds: float) -> None:
         stopped: Future[None] = asyncio.run_coroutine_threadsafe(server.stop(seconds + 2 * ANSWER_S), self._loop)
-        for longest_s, gives_up in ((seconds, self._funnels.give_up), (ANSWER_S, self._give_up)):
+        give_up = partial(self._loop.call_soon_threadsafe, self._calls.give_up)
+        for longest_s, gives_up in ((seconds, self._funnels.give_up), (ANSWER_S, give_up)):
             try:
                 return stopped.result(longest_s)
             except Late:
                 gives_up()
         return stopped.result()
-
-    def _give_up(self) -> None:
-        self._loop.call_soon_threadsafe(self._calls.give_up)
 
     def _serve(self) -> None:
         # A method, so that the thread refers to the server. Without a reference it would be collected, and end.

@@ -51,7 +51,7 @@ class Sampler:
 
         Rows of another `variant` have the same key, and other values.
         """
-        rows = [self.row(number) | (self.values(number, variant) if variant else {}) for number in numbers]
+        rows = [self.row(number, variant) for number in numbers]
         fields = list(self.schema.data)
         columns = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
         if times is not None:
@@ -59,14 +59,11 @@ class Sampler:
             fields, columns = [*fields, DIFF_FIELD], [*columns, pa.array(diffs or [1] * len(rows), DIFF_FIELD.type)]
         return pa.table(columns, schema=pa.schema(fields))
 
-    def row(self, number: int) -> dict[str, Any]:
-        """The row of a number, whose values Arrow takes."""
-        return self._row(number, random.Random(f"{self.seed} row {number}"))
-
-    def values(self, number: int, variant: int) -> dict[str, Any]:
-        """Values of another row with the same key."""
-        row = self._row(number, random.Random(f"{self.seed} row {number} {variant}"))
-        return {column.name: row[column.name] for column in self.schema.value}
+    def row(self, number: int, variant: int = 0) -> dict[str, Any]:
+        """The row of a number, whose values Arrow takes; or another one with the same key."""
+        row = self._row(number, random.Random(f"{self.seed} row {number}"))
+        other = self._row(number, random.Random(f"{self.seed} row {number} {variant}")) if variant else row
+        return row | {column.name: other[column.name] for column in self.schema.value}
 
     def _row(self, number: int, draw: random.Random) -> dict[str, Any]:
         row = {}

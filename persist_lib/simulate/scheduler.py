@@ -228,7 +228,6 @@ class Simulation:
         self.note(fault, *words)
 
     def note(self, *words: object) -> None:
-        """Add a line to the history."""
         line = " ".join(map(str, words))
         self.history.update(line.encode() + b"\n")
         self.lines.append(f"{self.steps:>6} {self.clock.monotonic() % 1e5:9.4f} {line}")
@@ -277,8 +276,6 @@ class Simulation:
 
 
 class _Simulated(Around[S]):
-    """The common part of both: whose operations these are."""
-
     def __init__(self, inner: S, actor: Actor) -> None:
         super().__init__(inner)
         self.actor = actor

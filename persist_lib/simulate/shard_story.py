@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
 import persist_lib as persist
 from persist_lib.errors import ConstraintViolated, Determinate, Indeterminate, LeaseExpired, UpperMismatch
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.simulate.ledger import Entry, Ledger, Outcome
-from persist_lib.simulate.sampling import Sampler
 from persist_lib.simulate.scheduler import Actor
-from persist_lib.simulate.story import DUTIES, PASSING, Story
+from persist_lib.simulate.story import DUTIES, PASSING, Recorded
 from persist_lib.testing.checks import check_world
 from persist_lib.testing.model import Row, contents_of, updates_of
 
@@ -23,23 +20,19 @@ SHARD = "s"
 SIZES = (1, 3, 20)
 MOST_ROWS = 100
 """Rows are numbered by their append: those of append n begin at n * MOST_ROWS."""
-TRIES = 20
 TAKEN_BACK = 0.3
 """The share of appends that also take back a row of their writer."""
-REFUSED = (UpperMismatch, LeaseExpired, ConstraintViolated, Determinate)
 
 
-class ShardStory(Story):
+class ShardStory(Recorded):
     """One busy shard of any schema."""
 
     roles: Mapping[str, int] = {"writer": 2, "placer": 1, "twin": 2, "maintainer": 2, "reader": 1}
+    refused = (UpperMismatch, LeaseExpired, ConstraintViolated, Determinate)
 
     def __init__(self, seed: int, schema: Schema, retention: int | None = None, **how: Any) -> None:
-        super().__init__(seed, **how)
+        super().__init__(seed, schema, **how)
         self.kept = self.retention(retention, schema.times)
-        self.schema, self.sampler, self.ledger = schema, Sampler(schema, seed), Ledger()
-        self.known: dict[int, Counter[Row]] = {}
-        self.twins: dict[int, Entry] = {}
 
     def begin(self, client: persist.Client) -> None:
         client.open_writer(SHARD, self.schema)
@@ -57,106 +50,64 @@ class ShardStory(Story):
             numbers, times, diffs = [*numbers, number], [*times, lower], [*diffs, -diff]
         return self.sampler.table(numbers, times, diffs)
 
+    def writing(
+        self, actor: Actor, step: Callable[[persist.WriteHandle], object], passing: tuple[type[Exception], ...]
+    ) -> None:
+        with actor.client(self.config) as client:
+            write = client.open_writer(SHARD, self.schema)
+            self.repeat(actor, lambda: step(write), passing, beating=client)
+
     def writer(self, actor: Actor) -> None:
         """Append rows of its own, take some of them back later, and note each outcome."""
         own: list[tuple[int, int]] = []
-        with actor.client(self.config) as client:
-            write = client.open_writer(SHARD, self.schema)
-            while not self.is_over():
-                with suppress(*REFUSED, Indeterminate):
-                    lower = write.fetch_upper().time or 0
-                    upper = lower + actor.random.randrange(1, 4)
-                    number = len(self.ledger.entries)
-                    rows = self.rows(actor, lower, upper, own)
-                    entry = self.ledger.begin(updates_of(rows), (lower, upper))
-                    entry.outcome = self.append(write, rows, lower, upper)
-                    if entry.outcome == "acknowledged":
-                        own.append((number * MOST_ROWS, rows.column(DIFF)[0].as_py()))
-                client.heartbeat()
-                actor.sleep(actor.random.random())
+        self.writing(actor, lambda write: self.append(actor, write, own), (*self.refused, Indeterminate))
 
-    def append(self, write: persist.WriteHandle, rows: pa.Table, lower: int, upper: int) -> Outcome:
-        """Append; where the outcome is unknown ask by the token, until it is known."""
-        token = None
-        for _ in range(TRIES):
-            try:
-                if write.machine.runtime.random.random() < 0.3:
-                    write.append_async(rows, lower, upper, token=token).result(0)
-                else:
-                    write.compare_and_append(rows, lower, upper, token=token)
-            except Indeterminate as error:
-                if "token" not in error.fields:
-                    return "unknown"  # it was its registration, or an upload, that got no answer
-                token = cast("bytes", error.fields["token"])
-            except REFUSED:
-                return "refused" if token is None else "unknown"  # its token is not known under a new id
+    def append(self, actor: Actor, write: persist.WriteHandle, own: list[tuple[int, int]]) -> None:
+        lower = write.fetch_upper().time or 0
+        upper = lower + actor.random.randrange(1, 4)
+        number = len(self.ledger.entries)
+        rows = self.rows(actor, lower, upper, own)
+        entry = self.ledger.begin(updates_of(rows), (lower, upper))
+
+        def act(token: bytes | None) -> tuple[int, int]:
+            if actor.random.random() < 0.3:
+                write.append_async(rows, lower, upper, token=token).result(0)
             else:
-                return "acknowledged"
-        return "unknown"
+                write.compare_and_append(rows, lower, upper, token=token)
+            return lower, upper
+
+        self.settle(entry, act)
+        if entry.outcome == "acknowledged":
+            own.append((number * MOST_ROWS, rows.column(DIFF)[0].as_py()))
 
     def placer(self, actor: Actor) -> None:
         """Append wherever upper is. Only its token keeps such an append from being there twice."""
-        with actor.client(self.config) as client:
-            write = client.open_writer(SHARD, self.schema)
-            while not self.is_over():
-                rows = self.rows(actor, 0, 1, [])
-                with suppress(*REFUSED):
-                    self.place(write, self.ledger.begin(updates_of(rows)), rows.drop_columns(TIME))
-                client.heartbeat()
-                actor.sleep(actor.random.random())
+        self.writing(actor, lambda write: self.place(actor, write), self.refused)
 
-    def place(self, write: persist.WriteHandle, entry: Entry, rows: pa.Table) -> None:
+    def place(self, actor: Actor, write: persist.WriteHandle) -> None:
         """Append; where the outcome is unknown ask by the token, now or after others came, or never."""
-        token = None
-        for _ in range(TRIES):
-            try:
-                upper = write.append_now(rows, token=token).upper.time or 0
-            except Indeterminate as error:
-                if "token" not in error.fields or write.machine.runtime.random.random() < 0.1:
-                    return
-                token = cast("bytes", error.fields["token"])
-            except REFUSED:
-                if token is None:
-                    entry.outcome = "refused"
-                raise
-            else:
-                entry.bounds, entry.outcome = (upper - 1, upper), "acknowledged"
-                self.did["append placed again" if token else "append placed"] += 1
-                return
+        rows = self.rows(actor, 0, 1, [])
+
+        def act(token: bytes | None) -> tuple[int, int]:
+            upper = write.append_now(rows.drop_columns(TIME), token=token).upper.time or 0
+            self.did["append placed again" if token else "append placed"] += 1
+            return upper - 1, upper
+
+        self.settle(self.ledger.begin(updates_of(rows)), act, lambda: actor.random.random() < 0.1)
 
     def twin(self, actor: Actor) -> None:
-        """Append what other twins append, too: at each time one row that the time decides. The first one counts."""
-        with actor.client(self.config) as client:
-            write = client.open_writer(SHARD, self.schema)
-            while not self.is_over():
-                with suppress(UpperMismatch, *PASSING):
-                    upper = write.fetch_upper().time or 0
-                    lower = max(0, upper - actor.random.randrange(3))
-                    times = [upper, upper + 1]
-                    rows = self.sampler.table([-1 - time for time in times], times)
-                    for update in updates_of(rows):
-                        if update[1] not in self.twins:
-                            self.twins[update[1]] = self.ledger.begin([update], is_shared=True)
-                    write.append(rows, lower, upper + 2)
-                client.heartbeat()
-                actor.sleep(actor.random.random())
+        """Append what other twins append, too."""
+        self.writing(actor, lambda write: self.write_alike(actor, write), (UpperMismatch, *PASSING))
 
     def maintainer(self, actor: Actor) -> None:
         """Do one duty after the other, by the policy."""
         with actor.client(self.config) as client:
-            while not self.is_over():
-                duty = actor.random.choice(DUTIES)
-                with suppress(*PASSING):
-                    self.upkeep(client, SHARD, duty)
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.upkeep(client, SHARD, actor.random.choice(DUTIES)))
 
     def reader(self, actor: Actor) -> None:
         """Read as of times, and listen, for as long as the lease lasts."""
         with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*PASSING):
-                    self.read(actor, client)
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.read(actor, client))
 
     def read(self, actor: Actor, client: persist.Client) -> None:
         with client.open_reader(SHARD) as read:
@@ -164,7 +115,7 @@ class ShardStory(Story):
             if not read.fetch_upper().has_passed(first):
                 return
             base = contents_of(read.snapshot(first, diff=True).to_arrow())
-            self.learn(first, base, base)
+            self.compare(first, base, base)
             heard: dict[tuple[Row, int], int] = {}
             listener = read.listen(first)
             for _ in range(5):
@@ -176,7 +127,7 @@ class ShardStory(Story):
                     for (data, time), diff in heard.items():
                         expected[data] += diff if time <= as_of else 0
                     found = contents_of(read.snapshot(as_of, diff=True).to_arrow())
-                    self.learn(as_of, found, expected)
+                    self.compare(as_of, found, expected)
                     if actor.random.random() < 0.3:
                         read.downgrade_since(max(first, newest - 5))
                 client.heartbeat()
@@ -195,12 +146,10 @@ class ShardStory(Story):
             else:
                 before = event.frontier
 
-    def learn(self, as_of: int, found: Counter[Row], expected: Counter[Row]) -> None:
+    def compare(self, as_of: int, found: Counter[Row], expected: Counter[Row]) -> None:
         """Check contents as of a time against what was heard, what others read, and what was written."""
-        where = f"as of {as_of}"
-        self.expect("a snapshot is an earlier one and what was heard since", found != expected, where)
-        self.expect("as of a time all read the same", self.known.setdefault(as_of, found) != found, where)
-        self.expect("a read has what was acknowledged by then", self.ledger.problems(found, as_of), where)
+        self.expect("a snapshot is an earlier one and what was heard since", found != expected, f"as of {as_of}")
+        self.learn(as_of, found)
 
     def judge(self, client: persist.Client) -> None:
         check_world(client, SHARD)
@@ -208,7 +157,6 @@ class ShardStory(Story):
         upper = client.inspect(SHARD).state.upper.time or 0
         if upper:
             found = contents_of(client.open_reader(SHARD).snapshot(upper - 1, diff=True).to_arrow())
-            self.expect("nothing is lost, doubled or invented", self.ledger.problems(found))
-            self.expect("an append is there as a whole, or not at all", self.ledger.parts(found))
+            self.judge_all(found)
             self.expect("no two appends are at the same times", self.ledger.overlaps(found))
         self.come_to_rest(client, SHARD)

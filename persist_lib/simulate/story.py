@@ -2,18 +2,26 @@
 
 A story has a method for each role of a process, which runs real client code until the story is over. A process that
 crashes is replaced by another one of its role. Each check is counted by the name of what it holds.
+
+Of an append that was acknowledged everything counts, of one that was refused nothing, and of one whose outcome is not
+known all of it or nothing. So each distinct row has a least and a greatest multiplicity, whatever the schema is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, Literal, cast
 
 import persist_lib as persist
 from persist_lib.errors import ConstraintViolated, Determinate, Indeterminate, LeaseExpired, SinceViolation
+from persist_lib.schema.schema import Schema
+from persist_lib.simulate.sampling import Sampler
 from persist_lib.simulate.scheduler import KEPT_LINES, Actor, Faults, Simulation
 from persist_lib.testing.checks import check_swept
+from persist_lib.testing.model import Row, Update, updates_of
 
 PASSING = (LeaseExpired, SinceViolation, Determinate, Indeterminate, ConstraintViolated)
 """What a process may meet when the world fails, or another one was first."""
@@ -86,7 +94,6 @@ class Story:
         raise NotImplementedError
 
     def spawn(self, role: str) -> None:
-        """Begin a process."""
         self.born[role] += 1
         self.simulation.spawn(f"{role} {self.born[role]}", getattr(self, role))
 
@@ -96,6 +103,18 @@ class Story:
 
     def is_over(self) -> bool:
         return self.simulation.steps > self.steps
+
+    def repeat(
+        self, actor: Actor, step: Callable[[], object], passing: tuple[type[Exception], ...] = PASSING,
+        beating: persist.Client | None = None,
+    ) -> None:  # fmt: skip
+        """Do a step again and again, until the story is over. Between steps, the leases of `beating` are kept up."""
+        while not self.is_over():
+            with suppress(*passing):
+                step()
+            if beating is not None:
+                beating.heartbeat()
+            actor.sleep(actor.random.random())
 
     def retention(self, given: int | None, times: str | None) -> int | None:
         """How many times of history are kept: as it is given, else a few or all, as the seed draws.
@@ -134,3 +153,144 @@ class Story:
             raise NotHeld(f"upkeep of {shard} does not come to rest")
         check_swept(client, shard)
         self.held["at rest nothing is left over"] += 1
+
+
+Outcome = Literal["acknowledged", "refused", "unknown"]
+
+
+class Entry:
+    """One append: its changes by row, and the times `[lower, upper)` that it completed, as far as they are known.
+
+    What several processes append alike is `shared`: it may be there whatever one of them heard.
+    """
+
+    def __init__(self, changes: Counter[Row], bounds: tuple[int, int] | None, *, is_shared: bool) -> None:
+        self.changes, self.bounds, self.is_shared = changes, bounds, is_shared
+        self.outcome: Outcome = "unknown"
+
+
+class Ledger:
+    """The appends of all processes, by their number."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def begin(
+        self, updates: Iterable[Update], bounds: tuple[int, int] | None = None, *, is_shared: bool = False
+    ) -> Entry:  # fmt: skip
+        """Note what is about to be appended. Its outcome is unknown until it is set."""
+        changes: Counter[Row] = Counter()
+        for data, _, diff in updates:
+            changes[data] += diff
+        self.entries.append(Entry(changes, bounds, is_shared=is_shared))
+        return self.entries[-1]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many appends ended how."""
+        return Counter(entry.outcome for entry in self.entries if not entry.is_shared)
+
+    def problems(self, contents: Counter[Row], as_of: int | None = None) -> list[str]:
+        """What is wrong with contents: with all that was written, or with those as of a time.
+
+        As of a time only appends whose times are all complete by then must be there. Others may be, in part.
+        """
+        least: Counter[Row] = Counter()
+        most: Counter[Row] = Counter()
+        for entry in self.entries:
+            if entry.outcome == "refused":
+                continue
+            is_sure = entry.outcome == "acknowledged" and (
+                as_of is None or (entry.bounds is not None and entry.bounds[1] <= as_of + 1)
+            )
+            for row, diff in entry.changes.items():
+                least[row] += diff if is_sure else min(0, diff)
+                most[row] += diff if is_sure else max(0, diff)
+        wrong = []
+        for row in least.keys() | contents.keys():
+            if not least[row] <= contents[row] <= most[row]:
+                between = f"{least[row]} and {most[row]}" if least[row] < most[row] else f"{most[row]}"
+                wrong.append(f"{row} is there {contents[row]} times, and not {between}")
+        return sorted(wrong)
+
+    def parts(self, contents: Counter[Row]) -> list[str]:
+        """Which appends are there in part. Only rows that one append alone is about say so."""
+        about: Counter[Row] = Counter(row for entry in self.entries for row in entry.changes)
+        wrong = []
+        for number, entry in enumerate(self.entries):
+            own = [row for row in entry.changes if about[row] == 1 and entry.changes[row]]
+            there = [row for row in own if contents[row]]
+            if there and len(there) != len(own):
+                wrong.append(f"append {number} is there in part: {len(there)} of {len(own)} rows")
+        return wrong
+
+    def overlaps(self, contents: Counter[Row]) -> list[str]:
+        """Which appends that are there completed the same times."""
+        about: Counter[Row] = Counter(row for entry in self.entries for row in entry.changes)
+        spans = sorted(
+            entry.bounds
+            for entry in self.entries
+            if entry.bounds is not None and any(about[row] == 1 and contents[row] for row in entry.changes)
+        )
+        return [f"{left} and {right} overlap" for left, right in pairwise(spans) if left[1] > right[0]]
+
+
+TRIES = 20
+
+
+class Recorded(Story):
+    """A story about rows of a schema: each append is noted, and each read is checked against what was noted."""
+
+    refused: tuple[type[Exception], ...]
+    """The errors after which an append is certainly not there."""
+
+    def __init__(self, seed: int, schema: Schema, **how: Any) -> None:
+        super().__init__(seed, **how)
+        self.schema, self.sampler, self.ledger = schema, Sampler(schema, seed), Ledger()
+        self.known: dict[int, Counter[Row]] = {}
+        self.alike: dict[int, Entry] = {}
+
+    def settle(
+        self, entry: Entry, act: Callable[[bytes | None], tuple[int, int] | None],
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """Append under a token; where the outcome is unknown do it again by that, until it is known. Note the outcome.
+
+        `act` answers the times that were completed, as far as they are known.
+        """
+        token = None
+        for _ in range(TRIES):
+            try:
+                bounds = act(token)
+            except Indeterminate as error:
+                token = cast("bytes | None", error.fields.get("token"))
+                if token is None or gives_up():
+                    return  # without a token, it was its registration, or an upload, that got no answer
+            except self.refused:
+                if token is None:  # a token is not known under a new id
+                    entry.outcome = "refused"
+                raise
+            else:
+                entry.bounds, entry.outcome = bounds, "acknowledged"
+                return
+
+    def write_alike(self, actor: Actor, write: persist.WriteHandle) -> None:
+        """Append what others append, too: at each time one row that the time decides. The first one counts."""
+        upper = write.fetch_upper().time or 0
+        times = [upper, upper + 1]
+        rows = self.sampler.table([-1 - time % (1 << 30) for time in times], times)
+        for update in updates_of(rows):
+            if update[1] not in self.alike:
+                self.alike[update[1]] = self.ledger.begin([update], is_shared=True)
+        write.append(rows, max(0, upper - actor.random.randrange(3)), upper + 2)
+
+    def learn(self, as_of: int, found: Counter[Row]) -> None:
+        """Check contents as of a time against what others read, and what was written."""
+        where = f"as of {as_of}"
+        self.expect("as of a time all read the same", self.known.setdefault(as_of, found) != found, where)
+        self.expect("a read has what was acknowledged by then", self.ledger.problems(found, as_of), where)
+
+    def judge_all(self, found: Counter[Row]) -> None:
+        """Check the contents at the end against what was written."""
+        self.expect("nothing is lost, doubled or invented", self.ledger.problems(found))
+        self.expect("an append is there as a whole, or not at all", self.ledger.parts(found))

@@ -13,7 +13,6 @@ import persist_lib as persist
 from persist_lib.errors import (
     Determinate,
     HandoverRefused,
-    Indeterminate,
     NotFound,
     Refused,
     SchemaChanged,
@@ -21,19 +20,16 @@ from persist_lib.errors import (
 )
 from persist_lib.ids import CATALOG
 from persist_lib.schema.schema import Schema
-from persist_lib.simulate.ledger import Entry, Ledger, Outcome
-from persist_lib.simulate.sampling import Sampler
 from persist_lib.simulate.scheduler import Actor
-from persist_lib.simulate.story import DUTIES, PASSING, Story
+from persist_lib.simulate.story import DUTIES, PASSING, Outcome, Recorded
 from persist_lib.table.opening import make_table
 from persist_lib.testing.checks import check_location
-from persist_lib.testing.model import Row, contents_of, summed, updates_of
+from persist_lib.testing.model import contents_of, summed, updates_of
 
 NAME = "t"
 WORLD = (*PASSING, UpperMismatch, HandoverRefused, NotFound, SchemaChanged, persist.WriteConflict)
 """What a process may meet when the world fails, or another one was first."""
 MOST_ROWS = 10
-TRIES = 20
 Appends = Callable[[pa.Table, bytes | None], int | None]
 """Appends rows under a token, and answers at which time."""
 Kind = Literal["shard", "collection", "timeline"]
@@ -49,18 +45,15 @@ class Layout(NamedTuple):
     retention: int | None = None
 
 
-class TableStory(Story):
+class TableStory(Recorded):
     """One table of any schema. Its rows are appended, replaced by their key, and deleted."""
 
     roles: Mapping[str, int] = {"writer": 2, "listener": 2, "controller": 1, "maintainer": 1}
+    refused = (Refused, Determinate)
 
     def __init__(self, seed: int, schema: Schema, layout: Layout = Layout(), **how: Any) -> None:  # noqa: B008 - a tuple
-        super().__init__(seed, **how)
-        self.schema, self.layout = schema, layout
-        self.sampler, self.ledger = Sampler(schema, seed), Ledger()
-        self.known: dict[int, Counter[Row]] = {}
-        self.alike: dict[int, Entry] = {}
-        self.commands = 0
+        super().__init__(seed, schema, **how)
+        self.layout, self.commands = layout, 0
         self.is_definite = layout.kind == "collection" and layout.mode in {None, "append"}
         """Whether writers append identical data."""
 
@@ -80,16 +73,15 @@ class TableStory(Story):
     def writer(self, actor: Actor) -> None:
         """Change the table again and again, by one handle for a while."""
         with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*WORLD):
-                    self.change(actor, client, client.table(NAME))
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.change(actor, client, client.table(NAME)), WORLD)
 
     def change(self, actor: Actor, client: persist.Client, table: persist.Table) -> None:
         own: list[int] = []
         for _ in range(8):  # a handle keeps what it has read of promises
             if self.is_definite:
-                self.append_alike(actor, table)
+                with table.writer() as write:
+                    self.write_alike(actor, write)
+                    self.did["append"] += 1
             elif own and self.sampler.is_named_by_key and actor.random.random() < 0.3:
                 self.replace_row(actor, table, own.pop(actor.random.randrange(len(own))))
             elif self.layout.kind != "timeline" and actor.random.random() < 0.4:
@@ -100,17 +92,15 @@ class TableStory(Story):
             actor.sleep(actor.random.random())
 
     def numbers(self, actor: Actor) -> list[int]:
-        """The numbers of the rows of the next append."""
         first = len(self.ledger.entries) * MOST_ROWS
         return [first + i for i in range(actor.random.choice([1, 3]))]
 
-    def append(self, actor: Actor, append: Appends, own: list[int]) -> Outcome:
+    def append(self, actor: Actor, append: Appends, own: list[int]) -> None:
         """Append rows at a time that the library chooses."""
         numbers = self.numbers(actor)
         rows = self.sampler.table(numbers)
         outcome = self.commit([(number, 0, 1) for number in numbers], lambda token: append(rows, token))
         own += numbers if outcome == "acknowledged" else []
-        return outcome
 
     def append_at(self, actor: Actor, table: persist.Table, own: list[int]) -> None:
         """Append rows at a time of one's own."""
@@ -126,19 +116,6 @@ class TableStory(Story):
                 raise
             entry.outcome = "acknowledged"
             own += numbers
-
-    def append_alike(self, actor: Actor, table: persist.Table) -> None:
-        """Append what others append, too: at each time one row that the time decides."""
-        with table.writer() as write:
-            upper = write.fetch_upper().time or 0
-            times = [upper, upper + 1]
-            numbers = [-1 - time % (1 << 30) for time in times]
-            rows = self.sampler.table(numbers, times)
-            for update in updates_of(rows):
-                if update[1] not in self.alike:
-                    self.alike[update[1]] = self.ledger.begin([update], is_shared=True)
-            write.append(rows, max(0, upper - actor.random.randrange(3)), upper + 2)
-            self.did["append"] += 1
 
     def replace_row(self, actor: Actor, table: persist.Table, number: int) -> None:
         """Replace the row of a key by another one, or delete it."""
@@ -157,32 +134,18 @@ class TableStory(Story):
         """
         made = [self.sampler.table([number], [0], [diff], variant=variant) for number, variant, diff in changes]
         entry = self.ledger.begin(update for one in made for update in updates_of(one))
-        token = None
-        for _ in range(TRIES):
-            try:
-                time = act(token)
-            except Indeterminate as error:
-                token = cast("bytes | None", error.fields.get("token"))
-                if token is None:
-                    return entry.outcome
-            except (Refused, Determinate):
-                if token is None:
-                    entry.outcome = "refused"
-                raise
-            else:
-                entry.outcome = "acknowledged"
-                entry.bounds = None if time is None else (time, time + 1)
-                break
+
+        def placed(token: bytes | None) -> tuple[int, int] | None:
+            time = act(token)
+            return None if time is None else (time, time + 1)
+
+        self.settle(entry, placed)
         return entry.outcome
 
     def listener(self, actor: Actor) -> None:
         """Read, and listen from there on."""
         with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*WORLD):
-                    self.listen(actor, client)
-                client.heartbeat()
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.listen(actor, client), WORLD, beating=client)
 
     def listen(self, actor: Actor, client: persist.Client) -> None:
         table = client.table(NAME)
@@ -210,12 +173,6 @@ class TableStory(Story):
         found = table.describe()
         as_of = max(found.since.time or 0, (found.upper.time or 0) - 2)
         return as_of if found.upper.has_passed(as_of) else None
-
-    def learn(self, as_of: int, found: Counter[Row]) -> None:
-        """Check contents as of a time against what others read, and what was written."""
-        where = f"as of {as_of}"
-        self.expect("as of a time all read the same", self.known.setdefault(as_of, found) != found, where)
-        self.expect("a read has what was acknowledged by then", self.ledger.problems(found, as_of), where)
 
     def controller(self, actor: Actor) -> None:
         """Make a copy, copy, hand over, copy the rest; a command that got no answer is repeated by its id."""
@@ -281,8 +238,7 @@ class TableStory(Story):
                     self.learn(as_of, contents_of(read.to_arrow()))
         with table.read(diff=True) as read:
             found = contents_of(read.to_arrow())
-        self.expect("nothing is lost, doubled or invented", self.ledger.problems(found))
-        self.expect("an append is there as a whole, or not at all", self.ledger.parts(found))
+        self.judge_all(found)
         if self.layout.kind != "shard":
             left = client.controller().describe(NAME).pending
             self.expect("at rest nothing is left to do", list(left))

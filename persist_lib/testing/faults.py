@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from persist_lib.errors import Determinate, Indeterminate
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.open import Location
-from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from persist_lib.location.wrap.around import Around, AroundBlob, AroundConsensus, Operation, S
 from persist_lib.runtime.ambient import Runtime
 
 T = TypeVar("T")
@@ -137,14 +137,16 @@ class Chances:
         self._is_stopped = False
 
 
-class _Faulty:
-    """What `FaultyBlob` and `FaultyConsensus` share: a plan, and a function to sleep with."""
+def _no_sleep(seconds: float) -> None:
+    """Delays take no time unless the test gives a clock to sleep on."""
 
-    plan: Plan
-    sleep: Callable[[float], None]
+
+class _Faulty(Around[S]):
+    def __init__(self, inner: S, plan: Plan, sleep: Callable[[float], None] = _no_sleep) -> None:
+        super().__init__(inner)
+        self.plan, self.sleep = plan, sleep
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Let `operation` meet its fate."""
         outcome, delay_s = self.plan.decide(operation)
         if delay_s:
             self.sleep(delay_s)
@@ -158,24 +160,12 @@ class _Faulty:
         return answer
 
 
-def _no_sleep(seconds: float) -> None:
-    """Delays take no time unless the test gives a clock to sleep on."""
-
-
-class FaultyBlob(_Faulty, AroundBlob):
+class FaultyBlob(_Faulty[Blob], AroundBlob):
     """A Blob that fails as planned."""
 
-    def __init__(self, inner: Blob, plan: Plan, sleep: Callable[[float], None] = _no_sleep) -> None:
-        super().__init__(inner)
-        self.plan, self.sleep = plan, sleep
 
-
-class FaultyConsensus(_Faulty, AroundConsensus):
+class FaultyConsensus(_Faulty[Consensus], AroundConsensus):
     """A Consensus that fails as planned."""
-
-    def __init__(self, inner: Consensus, plan: Plan, sleep: Callable[[float], None] = _no_sleep) -> None:
-        super().__init__(inner)
-        self.plan, self.sleep = plan, sleep
 
 
 RACED = frozenset({"compare_and_set", "compare_and_set_many", "commit_commands"})
@@ -199,7 +189,6 @@ class Rival(AroundConsensus):
         return len(self._acts)
 
     def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        """Call the next act first, if `operation` is a compare-and-set."""
         if operation.kind in RACED and self._acts:
             # Taken off before it is called: the act's own compare-and-sets must not race against it again.
             acts, self._acts = self._acts, deque()
@@ -211,28 +200,22 @@ class Rival(AroundConsensus):
         return call()
 
 
-class RecordingBlob(AroundBlob):
+class _Recording(Around[S]):
+    def __init__(self, inner: S, requests: list[Operation]) -> None:
+        super().__init__(inner)
+        self.requests = requests
+
+    def around(self, operation: Operation, call: Callable[[], T]) -> T:
+        self.requests.append(operation)
+        return call()
+
+
+class RecordingBlob(_Recording[Blob], AroundBlob):
     """A Blob whose operations are appended to `requests` before they are carried out."""
 
-    def __init__(self, inner: Blob, requests: list[Operation]) -> None:
-        super().__init__(inner)
-        self.requests = requests
 
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        self.requests.append(operation)
-        return call()
-
-
-class RecordingConsensus(AroundConsensus):
+class RecordingConsensus(_Recording[Consensus], AroundConsensus):
     """A Consensus whose operations are appended to `requests` before they are carried out."""
-
-    def __init__(self, inner: Consensus, requests: list[Operation]) -> None:
-        super().__init__(inner)
-        self.requests = requests
-
-    def around(self, operation: Operation, call: Callable[[], T]) -> T:
-        self.requests.append(operation)
-        return call()
 
 
 class RecordingLocation:

@@ -57,36 +57,11 @@ def use_test_credentials() -> None:
     os.environ.update(CREDENTIALS | AZURE)
 
 
-class _Guarded:
-    """A process, and a guard that ends it when this process is gone."""
-
-    def __init__(self, command: list[str | Path], at_death: signal.Signals, folder: Path, user: str | None) -> None:
-        with (folder / "log").open("ab") as log:
-            # A session of its own: Ctrl-C reaches only the process that uses the server, which then ends the server.
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
-            )
-        guard: list[str | Path] = [
-            sys.executable,
-            "-I",
-            "-S",
-            HERE / "guard.py",
-            str(self.process.pid),
-            str(int(at_death)),
-            str(folder),
-        ]
-        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def end(self, how: signal.Signals) -> None:
-        """Send a signal and wait for the end."""
-        self._guard.kill()
-        with self._guard:
-            self.process.send_signal(how)
-            self.process.wait(START_S)
-
-
 class _Server(Resource):
-    """A server with its own directory, on a port of the loopback interface, until `close`."""
+    """A server with its own directory, on a port of the loopback interface, until `close`.
+
+    `process` is its own, also when it has ended. A guard ends it when this process is gone.
+    """
 
     address: str = "127.0.0.1"
     """Where it listens."""
@@ -98,11 +73,6 @@ class _Server(Resource):
         atexit.register(self.close)
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The server's own process, also when it has ended."""
-        return self._running.process
-
-    @property
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
@@ -110,14 +80,21 @@ class _Server(Resource):
         """End the server and delete what it stored. Idempotent."""
         atexit.unregister(self.close)
         if not self.has_ended:
-            self._running.end(self.at_death)
+            self._end(self.at_death)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _run(
         self, command: list[str | Path], user: str | None, connect: Callable[[], Any], fails: type[Exception]
     ) -> None:
         """Start the server, and wait until it accepts connections. RuntimeError if it does not within 30 s."""
-        self._running = _Guarded(command, self.at_death, self.root, user)
+        with (self.root / "log").open("ab") as log:
+            # A session of its own: Ctrl-C reaches only the process that uses the server, which then ends the server.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=user, cwd="/", start_new_session=True
+            )
+        said = [str(self.process.pid), str(int(self.at_death)), str(self.root)]
+        guard: list[str | Path] = [sys.executable, "-I", "-S", HERE / "guard.py", *said]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + START_S
         while True:
             try:
@@ -129,6 +106,12 @@ class _Server(Resource):
                 time.sleep(0.02)
             else:
                 return
+
+    def _end(self, how: signal.Signals) -> None:
+        self._guard.kill()
+        with self._guard:
+            self.process.send_signal(how)
+            self.process.wait(START_S)
 
 
 class PostgresServer(_Server):
@@ -179,7 +162,7 @@ class PostgresServer(_Server):
             killed = list(children(self.process.pid))
             for child in killed:
                 os.kill(child, signal.SIGKILL)
-        self._running.end(mode)
+        self._end(mode)
         # One that still has the shared memory keeps the server from starting again.
         deadline = time.monotonic() + START_S
         while any(state_of(child) not in "ZX" for child in killed) and time.monotonic() < deadline:

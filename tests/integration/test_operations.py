@@ -31,7 +31,7 @@ from persist_lib.core.commands import Expire
 from persist_lib.ids import SeqNo
 from persist_lib.location.objects.blob import ObjectsBlob
 from persist_lib.location.objects.target import CLOUDS
-from persist_lib.location.s3 import client as s3_client
+from persist_lib.location.s3 import objects as s3_objects
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.testing import contents_of
 from persist_lib.testing.servers import CREDENTIALS, PostgresServer, S3Server
@@ -150,14 +150,14 @@ class Accounts:
     def __init__(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self._monkeypatch = server, monkeypatch
         self.operations: list[str] = []
-        make = s3_client._make
+        make = s3_objects._make
 
         def recorded(*arguments: Any) -> Any:
             client = make(*arguments)
             client.meta.events.register("before-call.s3", lambda model, **_: self.operations.append(model.name))
             return client
 
-        monkeypatch.setattr(s3_client, "_make", recorded)
+        monkeypatch.setattr(s3_objects, "_make", recorded)
         self._keys = {name: self._create(name) for name in ("Reader", "Writer", "Maintainer")}
         request = urllib.request.Request(
             f"{server.url}/moto-api/reset-auth", data=b"0", headers={"Content-Type": "text/plain"}, method="POST"

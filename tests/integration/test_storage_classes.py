@@ -7,7 +7,7 @@ import pytest
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.objects.target import parse_url
-from persist_lib.location.s3.client import Clients
+from persist_lib.location.s3.objects import Clients
 from tests import servers
 from tests.shards import filled
 

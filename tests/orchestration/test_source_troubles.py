@@ -294,7 +294,7 @@ TROUBLES: Mapping[str, tuple[Plant, str, str]] = {
 def land(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Land]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr("persist_lib.location.s3.client.Clients.get", lambda _self: Cut())
+    monkeypatch.setattr("persist_lib.location.s3.objects.Clients.get", lambda _self: Cut())
     found = Land(tmp_path)
     yield found
     found.close()

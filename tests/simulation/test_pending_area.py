@@ -69,30 +69,23 @@ class PendingStory(Story):
 
     def absorber(self, actor: Actor) -> None:
         with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*PASSING):
-                    done = pending_area.absorb(client, SHARD)
-                    assert not done.disagreements
-                    assert not done.damaged
-                    self.did["absorbed"] += done.batches
-                    self.did["adopted"] += done.adopted
-                    self.did["discarded"] += done.discarded
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.absorb(client), PASSING)
+
+    def absorb(self, client: persist.Client) -> None:
+        done = pending_area.absorb(client, SHARD)
+        assert not done.disagreements
+        assert not done.damaged
+        self.did["absorbed"] += done.batches
+        self.did["adopted"] += done.adopted
+        self.did["discarded"] += done.discarded
 
     def maintainer(self, actor: Actor) -> None:
         with actor.client(self.config) as client:
-            while not self.is_over():
-                duty = actor.random.choice([*DUTIES, "collect"])
-                with suppress(*PASSING):
-                    self.upkeep(client, SHARD, duty)
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.upkeep(client, SHARD, actor.random.choice([*DUTIES, "collect"])), PASSING)
 
     def reader(self, actor: Actor) -> None:
         with actor.client(self.config) as client:
-            while not self.is_over():
-                with suppress(*PASSING):
-                    self.read(actor, client)
-                actor.sleep(actor.random.random())
+            self.repeat(actor, lambda: self.read(actor, client), PASSING)
 
     def read(self, actor: Actor, client: persist.Client) -> None:
         with ExitStack() as stack:

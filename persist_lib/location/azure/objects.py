@@ -32,6 +32,7 @@ from persist_lib.location.objects.store import (
     CloudObjects,
     Listing,
     PerProcess,
+    ca_of,
     is_distrusted,
     is_inside,
 )
@@ -63,7 +64,7 @@ class AzureObjects(CloudObjects):
         options, given = self.target.options, os.environ.get
         # Nothing is retried, and an object is one request either way.
         how: dict[str, Any] = {"max_single_put_size": MOST_IN_A_PUT, "max_single_get_size": MOST_BYTES}
-        if (ca := self._ca()) is not None:
+        if (ca := ca_of(self.target)) is not None:
             how["connection_verify"] = ca
         account = options.get("account") or given("AZURE_STORAGE_ACCOUNT")
         whole = given("AZURE_STORAGE_CONNECTION_STRING")
@@ -227,7 +228,6 @@ class AzureObjects(CloudObjects):
 
 
 def _only_if(version: str | None) -> dict[str, Any]:
-    """The condition that an object is still this version."""
     return {} if version is None else {"etag": f'"{version}"', "match_condition": MatchConditions.IfNotModified}
 
 

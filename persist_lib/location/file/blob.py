@@ -16,7 +16,7 @@ from pathlib import Path
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, PersistError
 from persist_lib.location.api import BlobEntry, Upload
 from persist_lib.location.contract import check_key, check_prefix, check_range, written_before
-from persist_lib.location.directories import DurableDirectories, Staging, fsync_directory, no_room
+from persist_lib.location.directories import DurableDirectories, OpenDirectory, Staging, fsync_directory, no_room
 from persist_lib.location.in_place import moved_away
 from persist_lib.runtime.ambient import Runtime
 
@@ -81,14 +81,10 @@ class FileBlob:
 
     def _set(self, key: str, data: memoryview) -> None:
         parent, _, name = key.rpartition("/")
-        self.check_in_place()
-        with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
-            directory = self._directories.open(parent)
-            temporary = self._staging.fresh_path(key)
-        try:
+        with self._staged(key, parent) as (directory, temporary):
             _write_durably(temporary, data, key)
             try:
-                with _failing_as(Indeterminate, "link", key), _needing_room(key, self._root / parent):
+                with _failing_as(Indeterminate, "link", key, self._root / parent):
                     os.link(temporary, name, dst_dir_fd=directory.fd)
             except FileExistsError:
                 self._check_same(key, data)
@@ -96,6 +92,15 @@ class FileBlob:
             with _failing_as(Indeterminate, "fsync the directory of", key):
                 os.fsync(directory.fd)
                 self._check_found(key, temporary)
+
+    @contextlib.contextmanager
+    def _staged(self, key: str, parent: str) -> Iterator[tuple[OpenDirectory, Path]]:
+        """The directory of an object, and a path for its bytes until it is there."""
+        self.check_in_place()
+        with _failing_as(Determinate, "store", key, self._root):
+            directory, temporary = self._directories.open(parent), self._staging.fresh_path(key)
+        try:
+            yield directory, temporary
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -128,25 +133,20 @@ class FileBlob:
     def point(self, key: str, data: bytes, follows: bytes | None) -> bool:
         """Replace the file under a lock of its directory, which processes and threads wait for."""
         parent = check_key(key).rpartition("/")[0]
-        self.check_in_place()
-        with _failing_as(Determinate, "store", key), _needing_room(key, self._root):
-            self._directories.open(parent)
-            temporary = self._staging.fresh_path(key)
-        lock = os.open(self._root / parent, os.O_RDONLY | os.O_CLOEXEC)  # of its own: threads share the cached one
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if (found := self.get(key)) not in (follows, data):
-                return False
-            if found != data:
-                _write_durably(temporary, memoryview(data), key)
-                with _failing_as(Indeterminate, "replace", key):
-                    os.replace(temporary, self._path(key))  # noqa: PTH105 - one call, as everywhere here
-                    os.fsync(lock)
-            return True
-        finally:
-            os.close(lock)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        with self._staged(key, parent) as (_, temporary):
+            lock = os.open(self._root / parent, os.O_RDONLY | os.O_CLOEXEC)  # of its own: threads share the cached one
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if (found := self.get(key)) not in (follows, data):
+                    return False
+                if found != data:
+                    _write_durably(temporary, memoryview(data), key)
+                    with _failing_as(Indeterminate, "replace", key):
+                        os.replace(temporary, self._path(key))  # noqa: PTH105 - one call, as everywhere here
+                        os.fsync(lock)
+                return True
+            finally:
+                os.close(lock)
 
     def delete(self, key: str) -> bool:
         self.check_in_place()
@@ -254,15 +254,15 @@ def _write_durably(path: Path, data: memoryview, key: str) -> None:
     SUBTLE: after a failed fsync the kernel forgets which pages were lost, and the next fsync of that file succeeds. So
     this file is given up, and a retry writes a new one.
     """
-    with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
+    with _failing_as(Determinate, "write", key, path.parent, len(data)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        with _failing_as(Determinate, "write", key), _needing_room(key, path.parent, len(data)):
+        with _failing_as(Determinate, "write", key, path.parent, len(data)):
             written = 0
             while written < len(data):
                 written += os.write(fd, data[written:])
         # Some file systems check for free room only here.
-        with _failing_as(Indeterminate, "fsync", key), _needing_room(key, path.parent, len(data)):
+        with _failing_as(Indeterminate, "fsync", key, path.parent, len(data)):
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -295,20 +295,13 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
 
 
 @contextlib.contextmanager
-def _needing_room(key: str, path: Path, size: int | None = None) -> Iterator[None]:
-    """Raise an error for lack of room as DiskFull. In this block nothing is visible yet, so nothing has happened."""
-    try:
-        yield
-    except OSError as error:
-        what = f"blob {key!r}" if size is None else f"blob {key!r} of {size:,} bytes"
-        if (full := no_room(what, path, error)) is not None:
-            raise full from error
-        raise
+def _failing_as(
+    kind: type[PersistError], doing: str, key: str, path: Path | None = None, size: int | None = None
+) -> Iterator[None]:
+    """Raise an error of the system as `kind`, except those that the caller handles itself.
 
-
-@contextlib.contextmanager
-def _failing_as(kind: type[PersistError], doing: str, key: str) -> Iterator[None]:
-    """Raise an error of the system as `kind`, except those that the caller handles itself."""
+    Where a `path` needs room, lack of it is DiskFull. Nothing is visible then yet, so nothing has happened.
+    """
     try:
         yield
     except (FileNotFoundError, FileExistsError):
@@ -318,7 +311,9 @@ def _failing_as(kind: type[PersistError], doing: str, key: str) -> Iterator[None
             f"blob {key} cannot be stored as a file: a part of its path is an object", key=key
         ) from error
     except OSError as error:
-        raise _failed(kind, doing, key, error) from error
+        what = f"blob {key!r}" if size is None else f"blob {key!r} of {size:,} bytes"
+        full = None if path is None else no_room(what, path, error)
+        raise full or _failed(kind, doing, key, error) from error
 
 
 def _failed(kind: type[PersistError], doing: str, key: str, error: OSError) -> PersistError:

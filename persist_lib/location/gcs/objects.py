@@ -36,6 +36,7 @@ from persist_lib.location.objects.store import (
     CloudObjects,
     Listing,
     PerProcess,
+    ca_of,
     is_distrusted,
     is_inside,
     whole_body,
@@ -64,7 +65,7 @@ class GcsObjects(CloudObjects):
         self._bucket = f"/storage/v1/b/{quote(target.bucket, safe='')}/o"
 
     def _session(self) -> requests.Session:
-        ca = self._ca()
+        ca = ca_of(self.target)
         if self._endpoint.startswith("http:"):
             credentials: Any = AnonymousCredentials()  # type: ignore[no-untyped-call]
         else:
@@ -78,7 +79,6 @@ class GcsObjects(CloudObjects):
         return session
 
     def at(self, name: str) -> str:
-        """The path of an object's resource. Raises InvalidName if its name is too long."""
         return f"{self._bucket}/{quote(self.target.path(name), safe='')}"
 
     def get(
@@ -188,7 +188,6 @@ class GcsObjects(CloudObjects):
         return bool(answer.status_code == MISSING)
 
     def _check(self, answer: requests.Response) -> requests.Response:
-        """Return an answer if it is a success."""
         if not requests.codes.ok <= answer.status_code < requests.codes.multiple_choices:
             raise requests.HTTPError(f"{answer.status_code} {answer.reason}: {_said(answer)}", response=answer)
         return answer
@@ -204,7 +203,6 @@ class GcsObjects(CloudObjects):
 
 
 def _said(answer: requests.Response) -> str:
-    """What an answer says of a refusal, for people."""
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

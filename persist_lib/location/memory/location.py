@@ -73,7 +73,6 @@ class MemoryBlob:
         return {}
 
     def list(self, prefix: str) -> Iterator[BlobEntry]:
-        """Return an iterator over the objects below `prefix` at the time of the call."""
         check_prefix(prefix)
         with self._lock:
             found = [BlobEntry(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
@@ -142,7 +141,6 @@ class MemoryConsensus:
             return len(rows) - len(kept)
 
     def list_keys(self) -> Iterator[str]:
-        """Return an iterator over the keys that exist at the time of the call."""
         with self._lock:
             return iter([key for key, rows in self._logs.items() if rows])
 

@@ -100,13 +100,11 @@ class ObjectsBlob:
         return Page([*map(_entry, entries)], is_last)
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Yield unfinished uploads below `prefix`, in pages of a thousand."""
         check_prefix(prefix)
         found = self._objects.uploads(BLOBS + prefix, f"list the uploads of {prefix!r}", self._page)
         return (one._replace(key=one.key.removeprefix(BLOBS)) for one in found)
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:
-        """Give up uploads, with a request for each. Returns an error for each that could not be given up."""
         given = {one._replace(key=BLOBS + one.key): one for one in uploads}
         return {given[one]: error for one, error in self._objects.abort_uploads(list(given)).items()}
 

@@ -83,25 +83,16 @@ class ObjectsConsensus:
 
     def _floor(self, key: str) -> _Floor:
         asked_at = self._runtime.monotonic()
-        seqno, etag = self._read_floor(key)
-        self._floors[key] = floor = _Floor(seqno, etag, asked_at)
-        return floor
-
-    def _read_floor(self, key: str) -> tuple[SeqNo, str | None]:
         found = self._objects.get(self._floor_of(key), f"read the floor of {key!r}")
-        if found is None:
-            return FIRST, None
-        data = found.data
+        data, version = (b"%d" % FIRST, None) if found is None else found
         if not data.isdigit():
             raise Corrupt(
                 f"the floor of {key!r} holds {data[:40]!r}, no seqno; restore it: the seqno of the first row that is "
                 "there without a gap after it",
                 key=key, expected="digits", actual=data[:40],
             )  # fmt: skip
-        return SeqNo(int(data)), found.version
-
-    def _is_there(self, key: str, seqno: SeqNo) -> bool:
-        return self._attempt_at(key, seqno) is not None
+        self._floors[key] = floor = _Floor(SeqNo(int(data)), version, asked_at)
+        return floor
 
     def _attempt_at(self, key: str, seqno: SeqNo) -> str | None:
         """Return the id of the PUT that made a row's object, or None when there is no such object."""
@@ -141,7 +132,6 @@ class ObjectsConsensus:
         return self._runtime.monotonic() - known.read_at <= RECENT_S
 
     def _start_of(self, key: str, seqno: SeqNo) -> bytes | None:
-        """Return the first bytes of a row, or None when there is no such row."""
         found = self._objects.get(self._row(key, seqno), f"look at v{seqno} of {key!r}", 0, START_BYTES)
         return None if found is None else found.data
 
@@ -239,7 +229,6 @@ class ObjectsConsensus:
         return [row for row in found if row is not None]
 
     def _checked(self, key: str, rows: list[Row], first: SeqNo, listed: Sequence[SeqNo]) -> list[Row]:
-        """Return `rows`. Raises Missing if one is missing from `first` to the last listed seqno."""
         if [row.seqno for row in rows] != [*range(first, listed[-1] + 1 if listed else first)]:
             raise Missing(
                 f"consensus {key!r} has a gap: of v{first} to v{listed[-1]} only {len(rows)} rows are there. Restore "
@@ -288,22 +277,18 @@ class ObjectsConsensus:
                 return False
             if floor.etag is not None and seqno == floor.seqno:
                 return True  # finish the deletions that another process left undone below it
-            if not self._is_there(key, max(seqno, FIRST)):
+            if self._attempt_at(key, max(seqno, FIRST)) is None:
                 newest = self.head(key)
                 if newest is None or newest.seqno < seqno:
                     raise passes_newest(key, seqno, newest.seqno if newest else None)
                 continue  # another truncation has deleted it since, and has raised the floor
             if seqno <= FIRST:
                 return False
-            if self._put_floor(key, seqno, floor):
+            self._floors.pop(key, None)
+            doing = f"truncate {key!r} to v{seqno}"
+            if self._objects.put(self._floor_of(key), b"%d" % seqno, doing, replaces=floor.etag):
                 return True
         raise Determinate(f"{key!r} was truncated by others during each of {RACES} attempts; nothing was deleted")
-
-    def _put_floor(self, key: str, seqno: SeqNo, floor: _Floor) -> bool:
-        self._floors.pop(key, None)
-        return self._objects.put(
-            self._floor_of(key), b"%d" % seqno, f"truncate {key!r} to v{seqno}", replaces=floor.etag
-        )
 
     def list_keys(self) -> Iterator[str]:
         return map(unquote, self._objects.folders("log/", "list the keys", self._page))
@@ -339,7 +324,6 @@ class ObjectsConsensus:
 
 
 def _newest(entries: Iterable[Entry]) -> dict[str, SeqNo]:
-    """The newest row of each key among the objects of rows."""
     newest: dict[str, SeqNo] = {}
     for found in entries:
         key, _, seqno = found.name.removeprefix("log/").rpartition("/v")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
-from persist_lib.location.api import Entry, Found, Object, Upload
+from persist_lib.location.api import Entry, ObjectStore, Upload
 from persist_lib.location.objects.target import Target, parse_url
 from persist_lib.location.scheme import with_extra
 from persist_lib.location.wrap.deadline import patience_s
@@ -71,18 +71,19 @@ class PerProcess:
         self._made.clear()
 
     def close(self) -> None:
-        """Close those of this process. Idempotent."""
         self._closed = True
         for (pid, *_), client in list(self._made.items()):
             if pid == os.getpid():
                 client.close()
 
 
-class CloudObjects(ABC):
+class CloudObjects(ObjectStore):
     """An `ObjectStore` below a prefix of a bucket. Nothing is retried here. See `api.ObjectStore`."""
 
     no_version: ClassVar[str]
     """A version that no object has."""
+    signs_urls: ClassVar[bool] = True
+    """Whether what its library says of an error may hold a signed URL: then it is not even the cause of ours."""
 
     def __init__(self, target: Target, *, answer_s: float = ANSWER_S, runtime: Runtime | None = None) -> None:
         self.target, self.where, self._answer_s = target, target.where, answer_s
@@ -104,23 +105,6 @@ class CloudObjects(ABC):
     @abstractmethod
     def at(self, name: str) -> Any:
         """Where a request finds an object, as the client takes it. Raises InvalidName for a name that is too long."""
-
-    @abstractmethod
-    def get(
-        self, name: str, doing: str, start: int = 0, end: int | None = None, version: str | None = None
-    ) -> Object | None: ...
-
-    @abstractmethod
-    def find(self, name: str, doing: str) -> Found | None: ...
-
-    @abstractmethod
-    def put(
-        self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> bool: ...  # fmt: skip
-
-    @abstractmethod
-    def overwrite(self, name: str, data: bytes, doing: str) -> None: ...
 
     @abstractmethod
     def delete_one(self, name: str, doing: str) -> None:
@@ -183,7 +167,6 @@ class CloudObjects(ABC):
         return iter(())
 
     def abort_uploads(self, uploads: Sequence[Upload]) -> dict[Upload, Exception]:  # noqa: ARG002
-        """Give up uploads. Returns an error for each that could not be given up."""
         return {}
 
     @contextmanager
@@ -205,12 +188,11 @@ class CloudObjects(ABC):
         except PersistError:
             raise
         except Exception as error:  # noqa: BLE001 - what was cut short makes a library fail in any way (ValueError, KeyError)
-            what = f"could not {doing}: {type(error).__name__}: {QUERY.sub('?…', str(error))}"
-            # Without a cause: the library's own message may hold a signed URL.
-            raise self._failed(error, what, unknown) from None
+            said = QUERY.sub("?…", str(error)) if self.signs_urls else str(error)
+            failed = self._failed(error, f"could not {doing}: {type(error).__name__}: {said}", unknown)
+            raise failed from None if self.signs_urls else error
 
     def close(self) -> None:
-        """Release connections. Idempotent."""
         self.clients.close()
 
     @abstractmethod
@@ -236,11 +218,13 @@ class CloudObjects(ABC):
         answer_s = max(LEAST_S, min(one_answer_s(self._answer_s), patience_s(self._answer_s)))
         return min(CONNECT_S, answer_s), answer_s
 
-    def _ca(self) -> str | None:
-        ca = self.target.options.get("ca")
-        if ca is not None and not Path(ca).exists():
-            raise InvalidUsage(f"there is no file {ca}; ?ca= names the certificates of authorities (PEM)")
-        return ca
+
+def ca_of(target: Target) -> str | None:
+    """The file of authorities that a URL names. Raises InvalidUsage if it is not there."""
+    ca = target.options.get("ca")
+    if ca is not None and not Path(ca).exists():
+        raise InvalidUsage(f"there is no file {ca}; ?ca= names the certificates of authorities (PEM)")
+    return ca
 
 
 def one_answer_s(longest_s: float) -> float:
@@ -257,23 +241,24 @@ def is_distrusted(error: BaseException | None, kinds: tuple[type[BaseException],
 
     Other failures of TLS may pass. A library's error wraps that of urllib3, which wraps that of Python's ssl.
     """
-    seen: list[object] = [error]
-    for found in seen:
-        if isinstance(found, (ssl.SSLCertVerificationError, *kinds)):
-            return True
-        if isinstance(found, BaseException) and len(seen) < 50:
-            seen += [*found.args, *getattr(found, "kwargs", {}).values(), found.__cause__, found.__context__]
-    return False
+    kinds = (ssl.SSLCertVerificationError, *kinds)
+    return _holds(error, kinds, lambda one: [*getattr(one, "kwargs", {}).values(), one.__cause__, one.__context__])
 
 
 def is_inside(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Whether an error is one of these, or holds one. What was being handled when it was raised does not count."""
-    seen: list[object] = [error]
+    return _holds(error, kinds, lambda one: [getattr(one, "reason", None), getattr(one, "inner_exception", None)])
+
+
+def _holds(
+    error: object, kinds: tuple[type[BaseException], ...], more: Callable[[BaseException], list[object]]
+) -> bool:
+    seen = [error]
     for found in seen:
         if isinstance(found, kinds):
             return True
         if isinstance(found, BaseException) and len(seen) < 50:
-            seen += [*found.args, getattr(found, "reason", None), getattr(found, "inner_exception", None)]
+            seen += [*found.args, *more(found)]
     return False
 
 

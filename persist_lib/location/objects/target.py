@@ -71,7 +71,6 @@ class Target:
 
     @property
     def where(self) -> str:
-        """The place for messages: without options."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def path(self, *parts: str) -> str:

@@ -243,7 +243,6 @@ class PostgresConsensus(Database):
         return _rows(self.read(layout.SCAN, [(key, TEXT), (from_seqno, INT8), (limit, INT8)]))
 
     def list_keys(self) -> Iterator[str]:
-        """Return an iterator over the keys that exist at the time of the call."""
         return iter(sorted((key or b"").decode() for (key,) in self.read(layout.KEYS, [])))
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:

@@ -12,18 +12,20 @@ another server connection. All names are qualified, so no search_path plays a ro
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound
+from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NotFound
 from persist_lib.location.api import START_BYTES
+from persist_lib.location.contract import check_known
 
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-CREATION_TIMEOUT_MS = 20_000
+TIMEOUTS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+LOCAL_SETTINGS = {"search_path": "pg_catalog", "synchronous_commit": "on", **dict.fromkeys(TIMEOUTS, "20000")}
+"""Those under which tables are made: of the transaction only, with timeouts in ms."""
 
 CLOCK = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::int8"
 
@@ -182,19 +184,15 @@ def check_layout(connection: psycopg.Connection, schema: str, name: str, layout:
             f"{name}: the table {layout.table} of schema {schema} is empty; restore it (version = {layout.version})",
             key=f"{schema}.{layout.table}", expected=layout.version, actual=found,
         )  # fmt: skip
-    if found > layout.version:
-        raise NewerFormat(
-            f"{name} has layout {found}, this release knows up to {layout.version}; nothing was touched. Upgrade "
-            "persist-lib",
-            found=found, known=layout.version,
-        )  # fmt: skip
+    check_known(f"{name} has layout", found, layout.version)
     return True
 
 
 def create_layout(connection: psycopg.Connection, schema: str, name: str, layout: Layout = CONSENSUS) -> None:
     """Make the tables unless they exist, in one transaction. If several processes call it at once, one makes them."""
     with connection.transaction():
-        _set_locally(connection.execute)
+        for setting, value in LOCAL_SETTINGS.items():
+            connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", (setting, value), prepare=False)
         connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (layout.lock,), prepare=False)
         if check_layout(connection, schema, name, layout):
             return
@@ -216,17 +214,6 @@ def open_layout(connection: psycopg.Connection, schema: str, name: str, *, creat
             schema=schema,
         )
     create_layout(connection, schema, name)
-
-
-def _set_locally(execute: Callable[..., object]) -> None:
-    for setting, value in {
-        "search_path": "pg_catalog",
-        "synchronous_commit": "on",
-        "lock_timeout": str(CREATION_TIMEOUT_MS),
-        "statement_timeout": str(CREATION_TIMEOUT_MS),
-        "idle_in_transaction_session_timeout": str(CREATION_TIMEOUT_MS),
-    }.items():
-        execute("SELECT pg_catalog.set_config(%s, %s, true)", (setting, value), prepare=False)
 
 
 def creation_failed(error: psycopg.Error, schema: str, name: str) -> Exception:

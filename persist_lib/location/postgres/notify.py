@@ -183,7 +183,7 @@ class Notifier:
 
     def _serve(self, connection: psycopg.Connection, bell: int) -> None:
         """Send what is announced and hear what others announce, until closed or the connection fails."""
-        connection.add_notify_handler(self._hear)
+        connection.add_notify_handler(lambda notify: self._note(notify.payload))
         ready = select.poll()
         ready.register(bell, select.POLLIN)
         ready.register(connection.pgconn.socket, select.POLLIN)
@@ -226,9 +226,6 @@ class Notifier:
     def _tell(self, connection: psycopg.Connection, payloads: list[str]) -> None:
         query = "SELECT pg_catalog.pg_notify(%s, payload) FROM pg_catalog.unnest(%s::text[]) AS payload"
         connection.execute(query, (self._channel, payloads), prepare=False)
-
-    def _hear(self, notify: psycopg.Notify) -> None:
-        self._note(notify.payload)
 
     def _note(self, payload: str) -> None:
         if payload.startswith(PROBE):

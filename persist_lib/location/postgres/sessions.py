@@ -145,7 +145,6 @@ class Session:
         return Dropped("the answer is to another request", was_sent=True)
 
     def _name(self, sql: str, types: list[int], deadline: Deadline) -> bytes | None:
-        """Return the name of the prepared statement, or None while it is not prepared."""
         if not self._prepares:
             return None
         if sql in self._prepared:

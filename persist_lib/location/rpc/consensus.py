@@ -96,7 +96,6 @@ class FallbackStore:
             return self._heart
 
     def close(self) -> None:
-        """End the heart, and release the store's connections."""
         with self._lock:
             heart, opened, self._heart, self._opened = self._heart, self._opened, None, None
         if heart is not None:
@@ -132,36 +131,24 @@ ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 def parts(url: str) -> tuple[list[str], dict[str, str]]:
     """The addresses of a URL, and the paths of its options."""
     before, _, query = url.partition("://")[2].partition("?")
-    if "@" in before or _secrets(query):  # not quoted: it may be a secret
+    options, addresses = parse_qsl(query, keep_blank_values=True), before.split(",")
+    if "@" in before or {"token", "password", "secret"} & dict(options).keys():  # not quoted: it may be a secret
         raise InvalidUsage(
             "a token never goes into the URL of a shard server, where logs and process lists show it. Set "
             "PERSIST_TOKEN, or name a file that holds it, as in persist://host:7600?credentials=/path"
         )
-    return _addresses(url, before.split(",")), _files(url, query)
-
-
-def _secrets(query: str) -> list[str]:
-    return [name for name, _ in parse_qsl(query, keep_blank_values=True) if name in ("token", "password", "secret")]
-
-
-def _files(url: str, query: str) -> dict[str, str]:
-    options = parse_qsl(query, keep_blank_values=True)
+    if not all(match and int(match[2]) < 65536 for match in map(ADDRESS.fullmatch, addresses)):
+        raise InvalidUsage(
+            f"shard servers are named by host and port, as in 'persist://localhost:7600,other:7600': got {shown(url)}",
+            url=url,
+        )
     if len(dict(options)) < len(options) or not all(name in (*OPTIONS, STORE) and path for name, path in options):
         raise InvalidUsage(
             f"the options of shard servers are {', '.join(OPTIONS)}, each once and with the path of a file, and "
             f"{STORE}, with a quoted URL: got {shown(url)}",
             url=url,
         )
-    return dict(options)
-
-
-def _addresses(url: str, found: list[str]) -> list[str]:
-    if not all(match and int(match[2]) < 65536 for match in map(ADDRESS.fullmatch, found)):
-        raise InvalidUsage(
-            f"shard servers are named by host and port, as in 'persist://localhost:7600,other:7600': got {shown(url)}",
-            url=url,
-        )
-    return found
+    return addresses, dict(options)
 
 
 def joined(url: str, addresses: Sequence[str], options: Mapping[str, str]) -> str:
@@ -198,11 +185,11 @@ def open_consensus(url: str, opening: Opening) -> RpcConsensus:
     credentials = Credentials(files.get("credentials"))
     if not url.startswith("persists:"):
         check_secret(addresses, credentials)
-    has_store = STORE in files and opening.stores is not None
-    servers = Servers(addresses, opening.runtime, credentials, _tls(url, files), has_store=has_store)
-    if STORE not in files or opening.stores is None:
+    stores = opening.stores if STORE in files else None
+    servers = Servers(addresses, opening.runtime, credentials, _tls(url, files), has_store=stores is not None)
+    if stores is None:
         return RpcConsensus(servers, timeout_s=opening.timeout_s)
-    return RpcConsensus(servers, FallbackStore(files[STORE], opening.stores, servers, opening.runtime))
+    return RpcConsensus(servers, FallbackStore(files[STORE], stores, servers, opening.runtime))
 
 
 def _tls(url: str, files: Mapping[str, str]) -> Tls | None:

@@ -77,7 +77,6 @@ class PushStream:
             call.cancel()
 
     def close(self) -> None:
-        """End the stream and the thread. Idempotent."""
         with self._lock:
             self._is_closed, thread = True, self.thread
             self._hang_up()

@@ -237,7 +237,8 @@ class Servers:
         deadline = self.runtime.deadline(max(0.001, seconds))
         told: Determinate | None = None
         gone = Unreached("no shard server was asked; nothing was done")
-        for server in self._by_turn(route):
+        # Those first that answered of late; else in an order that depends on the route alone.
+        for server in sorted(self.order(route), key=lambda server: server.is_shunned):
             try:
                 with server.connected(min(self._connect_s(server), deadline.left_s())) as channel:
                     share_s = self._share_s(server, deadline.left_s()) + takes_s
@@ -307,10 +308,6 @@ class Servers:
         value, now = decode_reply(data, kind)
         self._ahead_ms = now - int(self.runtime.monotonic() * 1000)
         return value
-
-    def _by_turn(self, route: str) -> Iterator[Server]:
-        """The servers, those first that answered of late; else in an order that depends on the route alone."""
-        return iter(sorted(self.order(route), key=lambda server: server.is_shunned))
 
 
 class Unreached(Exception):

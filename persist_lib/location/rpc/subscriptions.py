@@ -256,7 +256,6 @@ class Subscriptions:
         one.lose()
 
     def _sweep(self, now: float) -> None:
-        """Forget shards for which no call has waited in a while."""
         self._swept = now
         for one in [one for one in self._followed.values() if now - one.used > UNUSED_S]:
             self._leave(one)

@@ -86,7 +86,6 @@ class SqliteReads(ABC):
         return [sqlite_file.row_of(row, key, self.path) for row in self.read(SCAN, (key, from_seqno, limit))]
 
     def list_keys(self) -> Iterator[str]:
-        """Return an iterator over the keys that exist at the time of the call."""
         return iter([sqlite_file.key_of(key, self.path) for (key,) in self.read(KEYS, ())])
 
     def heads(self, keys: Sequence[str] | None = None) -> dict[str, SeqNo]:
@@ -94,7 +93,6 @@ class SqliteReads(ABC):
         return sqlite_file.heads_of(found, self.path)
 
     def now(self) -> int:
-        """Return the time of this machine's clock, in ms since the epoch."""
         return now_ms(self._clock)
 
     def close(self) -> None:
@@ -214,7 +212,7 @@ class ReadOnlySqliteConsensus(RefusesWrites, SqliteReads):
         self._first_seen = sqlite_file.find_identity(self.path)
 
     def _connect(self) -> apsw.Connection:
-        connection = sqlite_file.connect_read_only(self.path)
+        connection = sqlite_file.connect(self.path, None)
         connection.set_busy_timeout(int(BUSY_S * 1000))
         return connection
 

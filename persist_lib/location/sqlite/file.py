@@ -20,15 +20,14 @@ from persist_lib.errors import (
     Determinate,
     Indeterminate,
     InvalidUsage,
-    NewerFormat,
     NotFound,
     PersistError,
 )
 from persist_lib.ids import SeqNo
 from persist_lib.location.api import Row
+from persist_lib.location.contract import check_known
 from persist_lib.location.directories import NO_ROOM, fsync_directory, no_room
 from persist_lib.location.in_place import UNTOUCHED, Identity, InPlace, identity_of
-from persist_lib.location.sqlite.log_file import check_log
 
 APPLICATION_ID = 0x50525354  # "PRST"
 FORMAT = 1
@@ -113,11 +112,10 @@ def check_format(path: Path, layout: Layout = CONSENSUS) -> None:
         raise read_failed(apsw.NotADBError("file is not a database"), path)
     version, application = (int.from_bytes(header[at : at + 4]) for at in (60, 68))
     _check_ids(application, version, path, layout)
-    check_log(path)
+    if path.with_name(f"{path.name}-wal").exists():
+        from persist_lib.location.sqlite.log_file import check_log  # noqa: PLC0415 - it loads numpy; mostly there is no log
 
-
-def _check_pragmas(connection: apsw.Connection, path: Path, layout: Layout) -> None:
-    _check_ids(connection.pragma("application_id"), connection.pragma("user_version"), path, layout)
+        check_log(path)
 
 
 def _check_ids(application: int, found: int, path: Path, layout: Layout) -> None:
@@ -126,12 +124,7 @@ def _check_ids(application: int, found: int, path: Path, layout: Layout) -> None
             f"{path} is an SQLite database, but not one of Persist's that belongs here; nothing was touched",
             path=str(path),
         )
-    if found > layout.format:
-        raise NewerFormat(
-            f"{path} has format {found}, this release knows up to {layout.format}; nothing was touched. "
-            "Upgrade persist-lib",
-            found=found, known=layout.format,
-        )  # fmt: skip
+    check_known(f"{path} has format", found, layout.format)
 
 
 class Connection(apsw.Connection):
@@ -167,25 +160,29 @@ class Connection(apsw.Connection):
         super().close(force)
 
 
-def connect(path: Path, when_busy: Callable[[int], bool], layout: Layout = CONSENSUS) -> Connection:
+def connect(path: Path, when_busy: Callable[[int], bool] | None, layout: Layout = CONSENSUS) -> Connection:
     """Open a connection whose acknowledged commits survive a power cut. Does not create the database.
 
     `when_busy` is SQLite's busy handler: it gets the number of prior calls, and returns whether to continue waiting.
+    None: it only reads, and writes neither the database nor its log nor its shared memory. These files must exist.
     """
     before = find_identity(path)
-    connection = Connection(_url(path, "rw"), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI)
+    url = _url(path, "ro") + "&readonly_shm=1" if when_busy is None else _url(path, "rw")
+    mode = apsw.SQLITE_OPEN_READONLY if when_busy is None else apsw.SQLITE_OPEN_READWRITE
+    connection = Connection(url, flags=mode | apsw.SQLITE_OPEN_URI)
     try:
-        # First of all, because another process may be recovering the log already at the first read.
-        connection.set_busy_handler(when_busy)
-        # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
-        # One by one: of several in one string, those after the first one that returns a row do not run.
-        connection.pragma("journal_mode", "wal")
-        connection.pragma("synchronous", "full")
-        connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
-        connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
-        connection.pragma("secure_delete", True)  # what is truncated is gone, and does not stay in free pages
+        if when_busy is not None:
+            # First of all, because another process may be recovering the log already at the first read.
+            connection.set_busy_handler(when_busy)
+            # WAL with synchronous below FULL, and FULL without WAL, lose acknowledged commits.
+            # One by one: of several in one string, those after the first one that returns a row do not run.
+            connection.pragma("journal_mode", "wal")
+            connection.pragma("synchronous", "full")
+            connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+            connection.pragma("journal_size_limit", LOG_LIMIT_BYTES)
+            connection.pragma("secure_delete", True)  # what is truncated is gone, and does not stay in free pages
         # Check again: an upgrade may still be in the log, which `check_format` does not read.
-        _check_pragmas(connection, path, layout)
+        _check_ids(connection.pragma("application_id"), connection.pragma("user_version"), path, layout)
         connection.find_files(path, before)
     except BaseException:
         connection.close()
@@ -199,20 +196,6 @@ def find_identity(path: Path) -> Identity:
         return identity_of(str(path))
     except OSError as error:
         raise Determinate(f"could not open the SQLite database {path}: {error}", path=str(path)) from error
-
-
-def connect_read_only(path: Path) -> Connection:
-    """Open a connection that writes neither the database nor its log nor its shared memory. These files must exist."""
-    before = find_identity(path)
-    url = _url(path, "ro") + "&readonly_shm=1"
-    connection = Connection(url, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    try:
-        _check_pragmas(connection, path, CONSENSUS)
-        connection.find_files(path, before)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def open_immutable(path: Path) -> apsw.Connection:

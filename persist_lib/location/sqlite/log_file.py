@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from persist_lib.errors import Corrupt
-
-if TYPE_CHECKING:
-    import numpy as np
 
 HEADER = struct.Struct(">IIIIIIII")
 """Magic, version, page size, checkpoint, two salts, two sums."""
@@ -63,36 +62,26 @@ def check_log(path: Path) -> None:
 def _find_wrong(data: bytes) -> _Wrong | None:
     if len(data) <= HEADER.size:
         return None
-    import numpy as np  # noqa: PLC0415 - only where there is a log
-
     magic, _, page_bytes, _, _, _, *sums = HEADER.unpack_from(data)
     order = ">u4" if magic & 1 else "<u4"
-    start = np.frombuffer(data, order, 6).astype(np.uint32)[None] @ _weights(3)
+    start = np.frombuffer(data, order, 6).astype(np.uint32)[None] @ _weights(3)[0]
     if magic & ~1 != MAGIC or page_bytes not in PAGE_SIZES or start[0].tolist() != sums:
         return _Wrong(0, "its header does not verify")
-    frames = _frames(data, page_bytes)
-    if not len(frames):
+    size = FRAME_HEADER + page_bytes
+    count = (len(data) - HEADER.size) // size
+    frames = np.frombuffer(data, np.uint8, count * size, HEADER.size).reshape(count, size)
+    if not count:
         return None
     words = frames[:, :FRAME_HEADER].copy().view(">u4").astype(np.uint32)
     before = np.concatenate([np.array([sums], np.uint32), words[:-1, 4:]])
-    sound = (_added(frames.view(order)) + before @ _power(page_bytes // 8 + 1) == words[:, 4:]).all(1)
+    pairs, power = _weights(page_bytes // 8 + 1)
+    sound = (_added(frames.view(order), pairs) + before @ power == words[:, 4:]).all(1)
     ours = (words[:, 2:4] == np.frombuffer(data, ">u4", 2, 16).astype(np.uint32)).all(1)
     return _behind(sound & ours, ours & (words[:, 1] != 0), page_bytes)
 
 
-def _frames(data: bytes, page_bytes: int) -> Any:
-    import numpy as np  # noqa: PLC0415
-
-    size = FRAME_HEADER + page_bytes
-    count = (len(data) - HEADER.size) // size
-    return np.frombuffer(data, np.uint8, count * size, HEADER.size).reshape(count, size)
-
-
-def _added(frames: Any) -> Any:
+def _added(frames: Any, pairs: Any) -> Any:
     """What each frame, as words, adds to the two sums: its first two words and its page. Few at once stay in caches."""
-    import numpy as np  # noqa: PLC0415
-
-    pairs = _weights(frames.shape[1] // 2 - 2)
     weights = np.concatenate([pairs[:2], np.zeros((4, 2), np.uint32), pairs[2:]]).T.copy()
     found = np.empty((len(frames), 2), np.uint32)
     for start in range(0, len(frames), TOGETHER):
@@ -107,8 +96,6 @@ def _behind(sound: Any, commits: Any, page_bytes: int) -> _Wrong | None:
 
     It was begun after the sync of the one that it follows, so what that one followed was once durable.
     """
-    import numpy as np  # noqa: PLC0415
-
     first = int(np.argmin(sound))
     ends = np.flatnonzero(commits[first:]) + first
     unsound = np.cumsum(~sound)[ends]
@@ -120,26 +107,14 @@ def _behind(sound: Any, commits: Any, page_bytes: int) -> _Wrong | None:
 
 
 @functools.cache
-def _weights(steps: int) -> np.ndarray[Any, Any]:
-    """What each word of a text of `steps` pairs adds to its two sums: they are linear, so no loop over words is needed.
+def _weights(steps: int) -> tuple[Any, Any]:
+    """What each word of a text of `steps` pairs adds to its two sums, and what the two sums before it add to them.
 
-    A step takes a pair (a, b): `first += a + second`, `second += b + first`, all modulo 2**32.
+    Sums are linear, so no loop over words is needed. A step takes a pair (a, b): `first += a + second`, `second += b +
+    first`, all modulo 2**32.
     """
-    import numpy as np  # noqa: PLC0415
-
     rows, (p, q, r, s) = [], (1, 0, 0, 1)
     for _ in range(steps):  # from the last pair to the first
         rows += [(q, s), ((p + q) % WORD, (r + s) % WORD)]
         p, q, r, s = (p + q) % WORD, (p + 2 * q) % WORD, (r + s) % WORD, (r + 2 * s) % WORD
-    return np.array(rows[::-1], np.uint32)
-
-
-@functools.cache
-def _power(steps: int) -> np.ndarray[Any, Any]:
-    """What the two sums before a text add to those after it."""
-    import numpy as np  # noqa: PLC0415
-
-    p, q, r, s = 1, 0, 0, 1
-    for _ in range(steps):
-        p, q, r, s = (p + q) % WORD, (p + 2 * q) % WORD, (r + s) % WORD, (r + 2 * s) % WORD
-    return np.array([[p, r], [q, s]], np.uint32)
+    return np.array(rows[::-1], np.uint32), np.array([[p, r], [q, s]], np.uint32)

@@ -81,10 +81,7 @@ class AroundBlob(Around[Blob]):
 
     def page(self, prefix: str, after: str) -> Page:
         """A page of a listing, as one operation; the whole listing, where the wrapped Blob has no pages."""
-        inner = self.inner
-        if isinstance(inner, ListsPages):
-            return self.around(Operation("list", prefix), lambda: inner.page(prefix, after))
-        return Page(sorted(entry for entry in self.list(prefix) if entry.key > after), is_last=True)
+        return self.around(Operation("list", prefix), lambda: next_page(self.inner, prefix, after))
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield unfinished uploads below `prefix`; none if the wrapped Blob does not send in pieces."""
@@ -201,7 +198,6 @@ class AroundConsensus(Around[Consensus]):
         return isinstance(self.inner, WakesWaiters) and self.inner.wait(key, seqno, longest_s)
 
     def pushed(self, key: str, after: SeqNo) -> Sequence[Row] | None:
-        """Answer as `PushesRows.pushed` does. No request."""
         return self.inner.pushed(key, after) if isinstance(self.inner, PushesRows) else None
 
     def heard(self, longest_s: float) -> Mapping[str, SeqNo] | None:

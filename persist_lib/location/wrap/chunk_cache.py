@@ -65,7 +65,6 @@ class CacheFiles:
         self.stored = self.evicted = self.refused = 0
 
     def get(self, name: bytes) -> bytes | None:
-        """Return the bytes stored under `name`, or None. The caller has to verify them."""
         path = self._path(name)
         try:
             data = path.read_bytes()
@@ -208,7 +207,6 @@ class Memory:
         self.lock = threading.Lock()
 
     def get(self, name: bytes) -> bytes | None:
-        """Return the chunk with this digest, or None."""
         with self.lock:
             data = self._entries.get(name)
             if data is not None:
@@ -251,7 +249,6 @@ class Cache:
         enrol(self, Stage.STORES)
 
     def get(self, name: bytes, size: int) -> bytes | None:
-        """Return the chunk of `size` bytes with the digest `name`, or None if it is missing or damaged."""
         for hits, tier in self._tiers.items():
             if (found := tier.get(name)) is None:
                 continue
@@ -273,11 +270,9 @@ class Cache:
             tier.put(name, data)
 
     def counts(self) -> CacheCounts:
-        files = self._files
-        stored = (0, 0, 0) if files is None else (files.stored, files.evicted, files.refused)
+        stored = {name: getattr(self._files, name, 0) for name in ("stored", "evicted", "refused")}
         with self._memory.lock:
-            names = ("stored", "evicted", "refused")
-            return CacheCounts(**self._counts, memory_bytes=self._memory.size, **dict(zip(names, stored, strict=True)))
+            return CacheCounts(**self._counts, memory_bytes=self._memory.size, **stored)
 
     def _count(self, **more: int) -> None:
         with self._memory.lock:
@@ -307,10 +302,9 @@ class CachingBlob(AroundBlob):
         for run in _runs([index for index in indices if found[index] is None]):
             first, last = spans[run[0]][0], spans[run[-1]][1]
             data = read(self.inner, key, first, last, size)
-            if data is None or len(run) == len(indices):
-                self._keep(data, run, spans, names)
-                return data
             self._keep(data, run, spans, names)
+            if data is None or len(run) == len(indices):
+                return data
             found |= {index: data[spans[index][0] - first : spans[index][1] - first] for index in run}
         pieces = [piece for piece in found.values() if piece is not None]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

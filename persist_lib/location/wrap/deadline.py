@@ -47,11 +47,6 @@ def _having(variable: ContextVar[V], value: V, call: Callable[[], T]) -> T:
         variable.set(former)  # one call of C, so that an interrupt comes before or after
 
 
-def deadline_or(runtime: Runtime, timeout_s: float) -> Deadline:
-    """Return the caller's deadline, or one in `timeout_s` seconds if there is none."""
-    return _deadline.get() or runtime.deadline(timeout_s)
-
-
 def patience_s(longest_s: float) -> float:
     """Return how many seconds to wait for something: `longest_s`, but not beyond the caller's deadline."""
     deadline = _deadline.get()
@@ -119,8 +114,6 @@ def retry(call: Callable[[], T], *, is_idempotent: bool, deadline: Deadline) -> 
 
 
 class _Retrying(Around[S]):
-    """The common part of both: a runtime, and how many seconds to retry without a deadline."""
-
     def __init__(self, inner: S, runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__(inner)
         self.runtime, self.timeout_s = runtime or Runtime(), timeout_s
@@ -141,8 +134,7 @@ class _Retrying(Around[S]):
             ) from error
 
     def deadline(self) -> Deadline:
-        """Return the caller's deadline, or one that starts now."""
-        return deadline_or(self.runtime, self.timeout_s)
+        return _deadline.get() or self.runtime.deadline(self.timeout_s)
 
 
 class RetryingBlob(_Retrying[Blob], AroundBlob):

@@ -93,7 +93,6 @@ class _Kind(Rates):
         self.latencies = [0] * BUCKETS
 
     def add(self, event: Event, *, is_operation: bool) -> None:
-        """Add an operation, or one request of an operation."""
         self.sums.add(event)
         if is_operation:
             _, failed, _, _, seconds, _ = event
@@ -108,7 +107,6 @@ class _Kind(Rates):
         return event[5] is None or self.request is not None
 
     def tell(self, observer: Observer, event: Event) -> None:
-        """Tell of an operation, of a request, or of what is both."""
         _, failed, sent, received, seconds, request = event
         if self.is_operation(event):
             observer.operated(self.name, seconds, sent, received, failed=failed)
@@ -168,7 +166,6 @@ class Meter:
             return {name: kind.count() for name, kind in self._kinds.copy().items() if kind.calls}
 
     def calls(self, kind: str) -> int:
-        """Return how many operations of this kind were counted."""
         return self.counts().get(kind, Count()).calls
 
     def reset(self) -> dict[str, Count]:
@@ -182,7 +179,6 @@ class Meter:
             return found
 
     def kind(self, name: str, prices: Prices, *, by_request: bool) -> _Kind:
-        """Return the kind under which operations of this name are counted."""
         found = self._kinds.get(name)
         return self._kinds.setdefault(name, _Kind(name, prices, by_request)) if found is None else found
 
@@ -211,7 +207,6 @@ RECEIVING = frozenset({"get", "get_range", "head", "scan"})
 
 
 def _size(result: object) -> int:
-    """Return the number of bytes of data in an answer."""
     match result:
         case bytes():
             return len(result)
@@ -231,8 +226,6 @@ def requested(request: int) -> None:
 
 
 class _Metered(Around[S]):
-    """The common part of both."""
-
     def __init__(self, inner: S, meter: Meter, prices: Prices = FREE, *, by_request: bool = False) -> None:
         super().__init__(inner)
         self.meter, self.prices, self.by_request = meter, prices, by_request

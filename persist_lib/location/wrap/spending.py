@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from functools import wraps
-from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import msgspec
@@ -41,7 +40,6 @@ class Rates:
         self.egress = prices.egress_gib / GIB
 
     def dollars(self, request: int | None, received: int) -> float:
-        """Return the price of one request (None: of none) and of the bytes received."""
         return (0.0 if request is None else self.prices[request]) + received * self.egress
 
     def tell(self, observer: Observer, event: Event) -> None:
@@ -120,16 +118,11 @@ class Tally(list[Event]):
             return self.add_up().cost()
 
 
-class _Lock:
-    """Renews the lock of all tallies."""
-
-    def after_fork_in_child(self) -> None:
-        """Renew it. If another thread held it during the fork, it would stay held for ever in the child."""
-        Tally.lock = threading.Lock()
+def _renew(tally: type[Tally]) -> None:
+    tally.lock = threading.Lock()
 
 
-_lock = _Lock()
-enrol(_lock, Stage.COUNTS)
+enrol(Tally, Stage.COUNTS, _renew)
 
 
 def note(own: Tally, event: Event) -> None:
@@ -177,9 +170,7 @@ class Spending:
             self._token = _open.set((*outer, self._tally))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._token is not None:
             _open.reset(self._token)
             self._token = None

@@ -15,7 +15,7 @@ from jobs.ingesting.running import Ingest
 from jobs.ingesting.settings import Settings
 from jobs.ingesting.work import Done, Work, run_task
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
-from persist_lib.location.s3.client import Clients
+from persist_lib.location.s3.objects import Clients
 from tests.circles import by_day
 from tests.unit.jobs.ingests import JSONL, SCHEMA, Killed, Kills, Reads, check, client_of, contents, run, write_files
 

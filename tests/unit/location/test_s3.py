@@ -30,8 +30,7 @@ from persist_lib.errors import (
 from persist_lib.location import open_location
 from persist_lib.location.objects.blob import ObjectsBlob, enter
 from persist_lib.location.objects.target import canonical, parse_url
-from persist_lib.location.s3.client import Clients, failed
-from persist_lib.location.s3.objects import S3Objects
+from persist_lib.location.s3.objects import Clients, S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.location.wrap.deadline import RetryingBlob, within
 from persist_lib.runtime.ambient import Runtime
@@ -271,8 +270,8 @@ def client_error(status: int, code: str) -> ClientError:
 def test_each_failure_says_whether_it_happened(
     error: Exception, write: type[PersistError], read: type[PersistError]
 ) -> None:
-    assert type(failed(error, "x", Indeterminate)) is write
-    assert type(failed(error, "x", Determinate)) is read
+    assert type(S3Objects(parse_url("s3://b"))._failed(error, "x", Indeterminate)) is write
+    assert type(S3Objects(parse_url("s3://b"))._failed(error, "x", Determinate)) is read
 
 
 def test_a_key_that_could_not_be_deleted_is_named_though_the_answer_is_a_200(
@@ -399,15 +398,16 @@ def test_a_location_that_is_not_there_is_not_found_and_not_made(url: str) -> Non
 
 
 def test_objects_of_somebody_else_and_newer_formats_are_left_alone(url: str) -> None:
-    clients = Clients(parse_url(url))
-    at = {"Bucket": servers.BUCKET, "Key": f"{clients.target.prefix}/thesis.tex"}
+    target = parse_url(url)
+    clients = Clients(target)
+    at = {"Bucket": servers.BUCKET, "Key": f"{target.prefix}/thesis.tex"}
     clients.get().put_object(**at, Body=b"x")
     with pytest.raises(InvalidUsage, match="thesis"):
         enter(url, Opening(create=True))
-    clients.get().put_object(**{**at, "Key": f"{clients.target.prefix}/persist.json"}, Body=b'{"format": 2}')
+    clients.get().put_object(**{**at, "Key": f"{target.prefix}/persist.json"}, Body=b'{"format": 2}')
     with pytest.raises(NewerFormat):
         enter(url, Opening(create=True))
-    clients.get().put_object(**{**at, "Key": f"{clients.target.prefix}/persist.json"}, Body=b"{")
+    clients.get().put_object(**{**at, "Key": f"{target.prefix}/persist.json"}, Body=b"{")
     with pytest.raises(Corrupt):
         enter(url, Opening(create=True))
     clients.close()

@@ -20,8 +20,7 @@ from persist_lib.location.api import Newest
 from persist_lib.location.objects.blob import ObjectsBlob
 from persist_lib.location.objects.consensus import ObjectsConsensus
 from persist_lib.location.objects.target import parse_url
-from persist_lib.location.s3.client import Clients
-from persist_lib.location.s3.objects import S3Objects
+from persist_lib.location.s3.objects import Clients, S3Objects
 from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus, within
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.sources.files.folders import File as Listed

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.simulate.ledger import Ledger
 from persist_lib.simulate.sampling import Sampler
+from persist_lib.simulate.story import Ledger
 from persist_lib.testing import contents_of, updates_of
 
 TYPES = (

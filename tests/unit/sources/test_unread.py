@@ -15,7 +15,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.errors import Determinate, InvalidUsage
-from persist_lib.location.s3 import client as s3_client
+from persist_lib.location.s3 import objects as s3_objects
 from persist_lib.sources import Decoding, Files, Sources
 from persist_lib.sources.files.folders import Directory, Prefix
 from persist_lib.sources.protocol import Mark, SourceReader, Unread, settled
@@ -217,6 +217,6 @@ class Cut:
 
 
 def test_a_listing_of_s3_that_was_cut_short_is_no_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_client.Clients, "get", lambda _self: Cut())
+    monkeypatch.setattr(s3_objects.Clients, "get", lambda _self: Cut())
     with pytest.raises(Determinate, match="cut short"):
         list(Prefix("s3://bucket/in/").list())
