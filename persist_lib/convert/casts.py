@@ -187,19 +187,16 @@ def _decoded(piece: pa.DictionaryArray, kind: pa.DataType) -> pa.Array:
 def _short(chunk: pa.DictionaryArray) -> Iterator[pa.DictionaryArray]:
     """Pieces of a dictionary-encoded array whose decoded values fit into 32-bit offsets."""
     kind, longest = chunk.type.value_type, 1
-    if _is_text(kind) or _is_bytes(kind):
-        longest = pc.max(pc.binary_length(_wide(chunk.dictionary))).as_py() or 1
+    if is_text(kind) or _is_bytes(kind):
+        wide = chunk.dictionary.cast(pa.large_binary())  # view layouts know no binary_length
+        longest = pc.max(pc.binary_length(wide)).as_py() or 1
     rows = max(1, PIECE_BYTES // longest)
     return (chunk.slice(start, rows) for start in range(0, len(chunk), rows))
 
 
-def _wide(array: pa.Array) -> pa.Array:
-    return array.cast(pa.large_binary())  # view layouts know no binary_length
-
-
 def _pieces(chunk: pa.Array) -> Iterator[tuple[int, pa.Array]]:
     """The chunk in halves of halves, each small enough for 32-bit offsets; and where each starts."""
-    if chunk.nbytes <= PIECE_BYTES or len(chunk) <= 1 or not (_is_text(chunk.type) or _is_bytes(chunk.type)):
+    if chunk.nbytes <= PIECE_BYTES or len(chunk) <= 1 or not (is_text(chunk.type) or _is_bytes(chunk.type)):
         yield 0, chunk
         return
     middle = len(chunk) // 2
@@ -228,6 +225,25 @@ def _first_failing(convert: Convert, chunk: pa.Array, target: pa.DataType) -> in
     return low
 
 
+def wrong_places(
+    values: pa.Array, convert: Callable[[pa.Array], pa.Array], refused: tuple[type[Exception], ...]
+) -> list[int]:  # fmt: skip
+    """The places of the values that do not convert, by halves of halves."""
+    found: list[int] = []
+    waiting = [(0, len(values))]
+    while waiting:
+        start, end = waiting.pop()
+        try:
+            convert(values.slice(start, end - start))
+        except refused:
+            middle = (start + end) // 2
+            if end - start == 1:
+                found.append(start)
+            else:
+                waiting += [(start, middle), (middle, end)]
+    return found
+
+
 def _as_py(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
@@ -240,11 +256,11 @@ def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
     if _is.is_nested(target):
         return nested_conversion(source, target, _child)
     if _is.is_string(target):
-        return _cast if _is_text(source) else None
+        return _cast if is_text(source) else None
     if _is.is_binary(target):
         return _cast if _is_bytes(source) else None
     if _is.is_fixed_size_binary(target) and not _is.is_decimal(target):
-        if target.byte_width == UUID_BYTES and _is_text(source):
+        if target.byte_width == UUID_BYTES and is_text(source):
             return _uuids
         return _fixed if _is_bytes(source) else None
     if _is.is_integer(target):
@@ -297,7 +313,8 @@ def _temporal(source: pa.DataType, target: pa.DataType) -> Convert | None:
     return None
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether it is text, in any layout."""
     return bool(_is.is_string(kind) or _is.is_large_string(kind) or _is.is_string_view(kind))
 
 

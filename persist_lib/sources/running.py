@@ -154,7 +154,8 @@ class Ingestion:
                 except NewFields as found:
                     self._take(found, self._client.runtime.deadline(timeout_s))
         except Gone as error:
-            is_late = self._is_late()
+            uppers = {role: target.fetch_upper() for role, target in self._targets.items()}
+            is_late = bool(uppers) and self.record.least(uppers) > self._at  # others made durable what is gone
             self._drop()
             if is_late:
                 raise Determinate("other instances were faster: what is gone was durable. It starts again") from error
@@ -166,11 +167,6 @@ class Ingestion:
             self._drop()
             raise
 
-    def _is_late(self) -> bool:
-        """Whether others have made durable by now what this instance was at, so that it may be gone."""
-        uppers = {role: target.fetch_upper() for role, target in self._targets.items()}
-        return bool(uppers) and self.record.least(uppers) > self._at
-
     def close(self) -> None:
         self._drop()
         self._clock.close()
@@ -178,7 +174,6 @@ class Ingestion:
             self._schemas.close()
 
     def _drop(self) -> None:
-        """Forget what is in memory."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -336,7 +331,6 @@ class Ingestion:
         self, window: Window, stages: Mapping[str, CollectionStage],
         staged: Mapping[str, Sequence[CollectionStaged]], timeout_s: float,
     ) -> None:  # fmt: skip
-        """Commit what was staged for a window."""
         targets = self._writing()
         stagings = [(targets[role].writer, stage.rendition, staged[role]) for role, stage in stages.items()]
         append_staged(stagings, window.start, window.end, self._client.runtime.deadline(max(timeout_s, COMMIT_S)))
@@ -345,7 +339,6 @@ class Ingestion:
         return read_parts(self._opened(), window, 2 * self.window_bytes)
 
     def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> dict[str, pa.Table]:
-        """What messages amount to, by the role of the collection."""
         schemas, waiting = schemas_of(self._schemas, self.record.decoding, messages, deadline), self._waiting(window)
         lookup = partial(self._lookup, window)
         return made_of(self._pipelines, self.record.role_of, messages, lookup, schemas, waiting)

@@ -140,9 +140,7 @@ def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Ta
             if keyless and (part := (texts.has_old | texts.is_update) & ~texts.is_whole).any():
                 raise changed(_where(messages, start + low + int(np.argmax(part))), "its rows are not whole in the log")
             found.append(_typed(decoded, None if keyless else schema.key_names, defaults, texts, places, start + low))
-    bad: dict[int, str] = {}
-    for one in found:
-        bad |= one.bad
+    bad = {n: why for one in found for n, why in one.bad.items()}
     flags = {name: np.concatenate([getattr(one, name) for one in found]) for name in FLAGS}
     unchanged = {name: np.concatenate([one.unchanged[name] for one in found]) for name in decoded.names}
     new, old = (pa.concat_tables([getattr(one, name) for one in found]) for name in ("new", "old"))
