@@ -75,11 +75,9 @@ class Committer:
         )  # fmt: skip
 
     def deadline(self, timeout: float | None) -> Deadline:
-        """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
         return deadline_of(self._client, timeout)
 
     def clock_ms(self) -> int:
-        """Now, for times that are relative to it."""
         return self._client.consensus.now()
 
     def check(self) -> None:
