@@ -255,27 +255,16 @@ def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
     """How to get from one type to the other; None where values of one are not values of the other."""
     if _is.is_nested(target):
         return nested_conversion(source, target, _child)
-    if _is.is_string(target):
-        return _cast if is_text(source) else None
-    if _is.is_binary(target):
-        return _cast if _is_bytes(source) else None
     if _is.is_fixed_size_binary(target) and not _is.is_decimal(target):
         if target.byte_width == UUID_BYTES and is_text(source):
             return _uuids
         return _fixed if _is_bytes(source) else None
-    if _is.is_integer(target):
-        if _is.is_floating(source):
-            return _whole
-        return _cast if _is.is_integer(source) or _is.is_decimal(source) else None
-    if _is.is_floating(target):
-        if _is.is_floating(source):
-            return _narrow if source.bit_width > target.bit_width else _cast
-        return _cast if _is.is_integer(source) else None
-    if _is.is_decimal(target):
-        if _is.is_integer(source):
-            return _rescale
-        return _cast if _is.is_decimal(source) else None
-    return _temporal(source, target)
+    if _is.is_floating(target) and _is.is_floating(source):
+        return _narrow if source.bit_width > target.bit_width else _cast
+    if _is.is_timestamp(target):
+        return _cast if _is.is_timestamp(source) and (source.tz is None) == (target.tz is None) else None
+    ways = next((ways for test, ways in _WAYS if test(target)), ())
+    return next((way for test, way in ways if test(source)), None)
 
 
 def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array] | None:
@@ -297,20 +286,6 @@ def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array]
         return plain
 
     return converted
-
-
-def _temporal(source: pa.DataType, target: pa.DataType) -> Convert | None:
-    if _is.is_timestamp(target):
-        return _cast if _is.is_timestamp(source) and (source.tz is None) == (target.tz is None) else None
-    if _is.is_date32(target):
-        if _is.is_timestamp(source) and source.tz is None:
-            return _midnight
-        return _cast if _is.is_date64(source) else None
-    if _is.is_time64(target):
-        return _cast if _is.is_time(source) else None
-    if _is.is_duration(target):
-        return _cast if _is.is_duration(source) else None
-    return None
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -381,3 +356,17 @@ def _only_if(same: pa.Array, converted: pa.Array) -> pa.Array:
     if pc.all(same).as_py() is False:
         raise pa.ArrowInvalid("loses information")
     return converted
+
+
+Test = Callable[[pa.DataType], bool]
+_WAYS: tuple[tuple[Test, tuple[tuple[Test, Convert], ...]], ...] = (
+    (_is.is_string, ((is_text, _cast),)),
+    (_is.is_binary, ((_is_bytes, _cast),)),
+    (_is.is_integer, ((_is.is_floating, _whole), (_is.is_integer, _cast), (_is.is_decimal, _cast))),
+    (_is.is_floating, ((_is.is_integer, _cast),)),
+    (_is.is_decimal, ((_is.is_integer, _rescale), (_is.is_decimal, _cast))),
+    (_is.is_date32, ((lambda kind: _is.is_timestamp(kind) and kind.tz is None, _midnight), (_is.is_date64, _cast))),
+    (_is.is_time64, ((_is.is_time, _cast),)),
+    (_is.is_duration, ((_is.is_duration, _cast),)),
+)
+"""By the type that is wanted, from which others it is made, and how."""

@@ -34,16 +34,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.sources.bindings import (
-    Clock,
-    Marks,
-    Window,
-    read,
-    read_parts,
-    schemas_of,
-    tables_of,
-    windows,
-)
+from persist_lib.sources.bindings import Clock, Marks, Window, read, read_parts, schemas_of, tables_of, windows
 from persist_lib.sources.decoding import NewFields
 from persist_lib.sources.growth import Growth, of_messages
 from persist_lib.sources.pipeline import made_of

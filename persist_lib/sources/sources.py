@@ -22,17 +22,7 @@ from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.growth import Growth, grow
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.sources.joining import add_table
-from persist_lib.sources.kinds import (
-    Declared,
-    check_terms,
-    complete,
-    fresh,
-    hold,
-    names_of,
-    settle,
-    take_away,
-    taken,
-)
+from persist_lib.sources.kinds import Declared, check_terms, complete, fresh, hold, names_of, settle, take_away, taken
 from persist_lib.sources.loading import Loading, Loads
 from persist_lib.sources.records import Declaration, Kind, SourceRecord, Terms, changed, declaration_of, minted
 from persist_lib.sources.reprocess import Mended

@@ -17,15 +17,7 @@ from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
-from persist_lib.errors import (
-    Damage,
-    DiffOverflow,
-    Fenced,
-    Indeterminate,
-    InvalidUsage,
-    PersistError,
-    Refused,
-)
+from persist_lib.errors import Damage, DiffOverflow, Fenced, Indeterminate, InvalidUsage, PersistError, Refused
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending

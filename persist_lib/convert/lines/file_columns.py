@@ -14,14 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.convert.casts import (
-    UNREADABLE,
-    UUID_BYTES,
-    fixed_of_json,
-    unreadable,
-    uuid_bytes,
-    wrong_places,
-)
+from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, fixed_of_json, unreadable, uuid_bytes, wrong_places
 from persist_lib.schema.schema import TIME_FIELD, Schema
 from persist_lib.schema.widening import default_of
 

@@ -83,7 +83,11 @@ class Packed(Contents):
         if start < self._at:
             self._begin()
         while self._at + len(self._window) < end and (self.size is None or self._at + len(self._window) < self.size):
-            if (piece := self._next()) is None:
+            try:
+                piece = next(self._pieces, None)
+            except DamagedFile as error:
+                piece, self.is_whole, self.damage = None, False, str(error)
+            if piece is None:
                 self.size = self._at + len(self._window)
                 break
             self._window += piece
@@ -97,13 +101,6 @@ class Packed(Contents):
         if not self._head:
             self._head = self.range(0, FIRST)
         return self._head[:count]
-
-    def _next(self) -> bytes | None:
-        try:
-            return next(self._pieces, None)
-        except DamagedFile as error:
-            self.is_whole, self.damage = False, str(error)
-            return None
 
 
 def check_of(contents: Contents, address: int) -> str:

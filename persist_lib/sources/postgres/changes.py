@@ -29,15 +29,7 @@ from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import DIFF_FIELD, Schema
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.postgres.columns import changed, check_added, header_of, places_of
-from persist_lib.sources.postgres.tuples import (
-    Texts,
-    changed_texts,
-    choose,
-    copied_texts,
-    flags_of,
-    slices,
-    typed,
-)
+from persist_lib.sources.postgres.tuples import Texts, changed_texts, choose, copied_texts, flags_of, slices, typed
 
 Rows = npt.NDArray[np.int64]
 LookupAll = Callable[[pa.Table | None], pa.Table]

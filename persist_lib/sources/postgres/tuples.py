@@ -19,7 +19,7 @@ import pyarrow.csv as pcsv
 from persist_lib.convert.casts import uuid_bytes, wrong_places
 from persist_lib.convert.json_columns import REFUSED, canonical_texts
 from persist_lib.errors import Corrupt
-from persist_lib.kernel.columns import Flags, mask_of
+from persist_lib.kernel.columns import Flags, joined, mask_of
 from persist_lib.schema.types import JSON, format_type, is_json
 
 Rows = npt.NDArray[np.int64]
@@ -75,9 +75,7 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
         )
     no, yes = np.zeros(count, np.bool_), np.ones(count, np.bool_)
     nothing = pa.nulls(count, pa.large_binary())
-    new = [table.column(name).combine_chunks() for name in names]
-    new = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in new]
-    return Texts(yes, no, no, no, no, new, [no] * columns, [nothing] * columns)
+    return Texts(yes, no, no, no, no, [*map(joined, table.columns)], [no] * columns, [nothing] * columns)
 
 
 def _read_copied(data: pa.Buffer, names: list[str]) -> pa.Table:
