@@ -149,7 +149,7 @@ def _read_jsonl(path: Path, fields: Fields) -> Iterator[pa.Table]:
                 pyarrow.json.ParseOptions(explicit_schema=asked, newlines_in_values=False),
             )  # fmt: skip
             columns = {
-                name: from_json(found.column(name), fields[name].type) if name in fields else found.column(name)
+                name: from_json(found.column(name), fields[name]) if name in fields else found.column(name)
                 for name in found.schema.names
             }
             columns |= {name: nested_json.column_of(raws, apart[name], row) for name, raws in taken.items()}

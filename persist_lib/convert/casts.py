@@ -187,19 +187,16 @@ def _decoded(piece: pa.DictionaryArray, kind: pa.DataType) -> pa.Array:
 def _short(chunk: pa.DictionaryArray) -> Iterator[pa.DictionaryArray]:
     """Pieces of a dictionary-encoded array whose decoded values fit into 32-bit offsets."""
     kind, longest = chunk.type.value_type, 1
-    if _is_text(kind) or _is_bytes(kind):
-        longest = pc.max(pc.binary_length(_wide(chunk.dictionary))).as_py() or 1
+    if is_text(kind) or _is_bytes(kind):
+        wide = chunk.dictionary.cast(pa.large_binary())  # view layouts know no binary_length
+        longest = pc.max(pc.binary_length(wide)).as_py() or 1
     rows = max(1, PIECE_BYTES // longest)
     return (chunk.slice(start, rows) for start in range(0, len(chunk), rows))
 
 
-def _wide(array: pa.Array) -> pa.Array:
-    return array.cast(pa.large_binary())  # view layouts know no binary_length
-
-
 def _pieces(chunk: pa.Array) -> Iterator[tuple[int, pa.Array]]:
     """The chunk in halves of halves, each small enough for 32-bit offsets; and where each starts."""
-    if chunk.nbytes <= PIECE_BYTES or len(chunk) <= 1 or not (_is_text(chunk.type) or _is_bytes(chunk.type)):
+    if chunk.nbytes <= PIECE_BYTES or len(chunk) <= 1 or not (is_text(chunk.type) or _is_bytes(chunk.type)):
         yield 0, chunk
         return
     middle = len(chunk) // 2
@@ -228,6 +225,25 @@ def _first_failing(convert: Convert, chunk: pa.Array, target: pa.DataType) -> in
     return low
 
 
+def wrong_places(
+    values: pa.Array, convert: Callable[[pa.Array], pa.Array], refused: tuple[type[Exception], ...]
+) -> list[int]:  # fmt: skip
+    """The places of the values that do not convert, by halves of halves."""
+    found: list[int] = []
+    waiting = [(0, len(values))]
+    while waiting:
+        start, end = waiting.pop()
+        try:
+            convert(values.slice(start, end - start))
+        except refused:
+            middle = (start + end) // 2
+            if end - start == 1:
+                found.append(start)
+            else:
+                waiting += [(start, middle), (middle, end)]
+    return found
+
+
 def _as_py(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
@@ -239,27 +255,16 @@ def _conversion(source: pa.DataType, target: pa.DataType) -> Convert | None:
     """How to get from one type to the other; None where values of one are not values of the other."""
     if _is.is_nested(target):
         return nested_conversion(source, target, _child)
-    if _is.is_string(target):
-        return _cast if _is_text(source) else None
-    if _is.is_binary(target):
-        return _cast if _is_bytes(source) else None
     if _is.is_fixed_size_binary(target) and not _is.is_decimal(target):
-        if target.byte_width == UUID_BYTES and _is_text(source):
+        if target.byte_width == UUID_BYTES and is_text(source):
             return _uuids
         return _fixed if _is_bytes(source) else None
-    if _is.is_integer(target):
-        if _is.is_floating(source):
-            return _whole
-        return _cast if _is.is_integer(source) or _is.is_decimal(source) else None
-    if _is.is_floating(target):
-        if _is.is_floating(source):
-            return _narrow if source.bit_width > target.bit_width else _cast
-        return _cast if _is.is_integer(source) else None
-    if _is.is_decimal(target):
-        if _is.is_integer(source):
-            return _rescale
-        return _cast if _is.is_decimal(source) else None
-    return _temporal(source, target)
+    if _is.is_floating(target) and _is.is_floating(source):
+        return _narrow if source.bit_width > target.bit_width else _cast
+    if _is.is_timestamp(target):
+        return _cast if _is.is_timestamp(source) and (source.tz is None) == (target.tz is None) else None
+    ways = next((ways for test, ways in _WAYS if test(target)), ())
+    return next((way for test, way in ways if test(source)), None)
 
 
 def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array] | None:
@@ -283,21 +288,8 @@ def _child(source: pa.Field, target: pa.Field) -> Callable[[pa.Array], pa.Array]
     return converted
 
 
-def _temporal(source: pa.DataType, target: pa.DataType) -> Convert | None:
-    if _is.is_timestamp(target):
-        return _cast if _is.is_timestamp(source) and (source.tz is None) == (target.tz is None) else None
-    if _is.is_date32(target):
-        if _is.is_timestamp(source) and source.tz is None:
-            return _midnight
-        return _cast if _is.is_date64(source) else None
-    if _is.is_time64(target):
-        return _cast if _is.is_time(source) else None
-    if _is.is_duration(target):
-        return _cast if _is.is_duration(source) else None
-    return None
-
-
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether it is text, in any layout."""
     return bool(_is.is_string(kind) or _is.is_large_string(kind) or _is.is_string_view(kind))
 
 
@@ -364,3 +356,17 @@ def _only_if(same: pa.Array, converted: pa.Array) -> pa.Array:
     if pc.all(same).as_py() is False:
         raise pa.ArrowInvalid("loses information")
     return converted
+
+
+Test = Callable[[pa.DataType], bool]
+_WAYS: tuple[tuple[Test, tuple[tuple[Test, Convert], ...]], ...] = (
+    (_is.is_string, ((is_text, _cast),)),
+    (_is.is_binary, ((_is_bytes, _cast),)),
+    (_is.is_integer, ((_is.is_floating, _whole), (_is.is_integer, _cast), (_is.is_decimal, _cast))),
+    (_is.is_floating, ((_is.is_integer, _cast),)),
+    (_is.is_decimal, ((_is.is_integer, _rescale), (_is.is_decimal, _cast))),
+    (_is.is_date32, ((lambda kind: _is.is_timestamp(kind) and kind.tz is None, _midnight), (_is.is_date64, _cast))),
+    (_is.is_time64, ((_is.is_time, _cast),)),
+    (_is.is_duration, ((_is.is_duration, _cast),)),
+)
+"""By the type that is wanted, from which others it is made, and how."""

@@ -7,7 +7,7 @@ or (for plain columns) dicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -73,7 +73,8 @@ def _as_mapping(schema: Schema, row: Any, index: int) -> Mapping[str, Any]:
     if is_instance(row):
         return values_of(row)
     if isinstance(row, Mapping):
-        return {**row, **_json_sides(row, index)} if schema.codec == "json" else row
+        sides = [side for side in ("key", "value") if side in row and schema.codec == "json"]
+        return {**row, **{side: exact_json(text_of, row[side], side, index) for side in sides}} if sides else row
     if not isinstance(row, tuple):
         raise _no_row(schema, row, index)
     key, value, time, diff = _parts(schema, row, index)
@@ -130,11 +131,6 @@ def _named(found: Mapping[str, Any], columns: tuple[Column, ...], what: str, ind
             problem="row", row=index, value=dict(found),
         )  # fmt: skip
     return dict(found)
-
-
-def _json_sides(row: Mapping[str, Any], index: int) -> dict[str, str]:
-    sides = [side for side in ("key", "value") if side in row]
-    return {side: exact_json(text_of, row[side], side, index) for side in sides}
 
 
 def decode_side(schema: Schema, side: int, table: pa.Table) -> list[Any]:
@@ -204,22 +200,18 @@ def _pairs(schema: Schema, table: pa.Table, diffs: list[int]) -> list[Any]:
             "persist.Schema(key=OrderKey, value=Order)",
             problem="model",
         )
-    sides = [_side_rows(schema, side, table) for side in (0, 1)]
-    made = [_side_maker(schema, side) for side in (0, 1)]
+    plain = Schema(schema.key, schema.value, schema.codec)
+    sides = [decode_side(plain, side, table) for side in (0, 1)]
+
+    def made(side: int, row: Any, at: int) -> Any:
+        model = schema.models[side]
+        return row if model is None else _rebuilt(model, row, at)
+
     return [
-        (made[0](key, at), made[1](value, at))
+        (made(0, key, at), made(1, value, at))
         for at, (key, value, diff) in enumerate(zip(*sides, diffs, strict=True))
         for _ in range(diff)
     ]
-
-
-def _side_rows(schema: Schema, side: int, table: pa.Table) -> list[Any]:
-    return decode_side(Schema(schema.key, schema.value, schema.codec), side, table)
-
-
-def _side_maker(schema: Schema, side: int) -> Callable[[Any, int], Any]:
-    model = schema.models[side]
-    return (lambda row, _: row) if model is None else lambda row, at: _rebuilt(model, row, at)
 
 
 def _rebuilt(model: Model, row: Mapping[str, Any], at: int) -> Any:

@@ -61,12 +61,10 @@ def pieces(data: object) -> Iterator[Any]:
 
 def _items(data: Any, depth: int = 0) -> Iterator[Any]:
     """The rows, and the things with columns, that `data` is made of."""
-    if isinstance(data, (pa.Table, pa.RecordBatch)) or _is_pandas(data):
+    if isinstance(data, (pa.Table, pa.RecordBatch)) or is_of(data, "pandas", "DataFrame"):
         yield data
-    elif hasattr(data, "__arrow_c_stream__"):
+    elif hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         yield from _batches(data)
-    elif hasattr(data, "__arrow_c_array__"):
-        yield _batch(data)
     elif isinstance(data, (str, bytes, Mapping, Update)) or is_instance(data) or not isinstance(data, Iterable):
         raise _no_updates(data)
     elif depth == DEEPEST:
@@ -99,30 +97,18 @@ def _no_updates(data: object) -> InvalidUsage:
 def _batches(data: Any) -> Iterator[pa.Table | pa.RecordBatch]:
     """The batches of a stream; an empty table where it has none, so that its columns are checked all the same."""
     try:
+        if not hasattr(data, "__arrow_c_stream__"):
+            yield pa.record_batch(data)
+            return
         reader = pa.RecordBatchReader.from_stream(data)
         batch = next(reader, None)
         yield empty_table(reader.schema) if batch is None else batch
         yield from reader
     except pa.ArrowInvalid as error:
-        raise _no_structs(data, error) from error
-
-
-def _batch(data: Any) -> pa.RecordBatch:
-    try:
-        return pa.record_batch(data)
-    except pa.ArrowInvalid as error:
-        raise _no_structs(data, error) from error
-
-
-def _no_structs(data: object, error: Exception) -> InvalidUsage:
-    return InvalidUsage(
-        f"a {type(data).__qualname__} must consist of structs (none null) with a field for each column: {error}",
-        problem="updates", value=data,
-    )  # fmt: skip
-
-
-def _is_pandas(data: object) -> bool:
-    return is_of(data, "pandas", "DataFrame")
+        raise InvalidUsage(
+            f"a {type(data).__qualname__} must consist of structs (none null) with a field for each column: {error}",
+            problem="updates", value=data,
+        ) from error  # fmt: skip
 
 
 def from_pandas(wanted: pa.Schema, frame: Any, first_row: int, times: Times | None = None) -> pa.Table:
@@ -243,10 +229,6 @@ def taking_of(field: pa.Field) -> Taking:
 def _taking_of(kind: pa.DataType) -> Taking:
     if _is.is_nested(kind):
         return Taking(_with_none(*python_types(kind)), build_nested(kind, build_column), near_nested(kind))
-    return _taking_of_plain(kind)
-
-
-def _taking_of_plain(kind: pa.DataType) -> Taking:
     if _is.is_timestamp(kind):
         return Taking(_with_none(dt.datetime, _Nanoseconds), lambda values: _timestamps(values, kind), _near_datetime)
     if _is.is_duration(kind):
@@ -265,11 +247,7 @@ def _taking_of_plain(kind: pa.DataType) -> Taking:
         return Taking(_with_none(str), _byte_strings(kind, str.encode))
     if _is.is_binary(kind):
         return Taking(_with_none(bytes), _byte_strings(kind, bytes))
-    types: tuple[type, ...] = (bytes,)
-    if _is.is_boolean(kind):
-        types = (bool,)
-    elif _is.is_floating(kind):
-        types = (float, int)
+    types = (bool,) if _is.is_boolean(kind) else (float, int) if _is.is_floating(kind) else (bytes,)
     near = _near_uuid if kind == pa.binary(UUID_BYTES) else None
     return Taking(_with_none(*types), lambda values: pa.array(values, kind), near)
 
@@ -278,11 +256,11 @@ def _with_none(*types: type) -> frozenset[type]:
     return frozenset((_NONE, *types))
 
 
-def _documents(values: Values) -> pa.Array:
-    return pa.array([None if value is None else document(value) for value in values], pa.string())
-
-
-_DOCUMENTS = Taking(_with_none(dict, list, str, int, float, bool, Text), _documents, near_document)
+_DOCUMENTS = Taking(
+    _with_none(dict, list, str, int, float, bool, Text),
+    lambda values: pa.array([None if value is None else document(value) for value in values], pa.string()),
+    near_document,
+)
 
 
 def _native(value: Any, taking: Taking) -> Any:
@@ -399,10 +377,8 @@ def _timestamps(values: Values, kind: pa.DataType) -> pa.Array:
     has_zone = kind.tz is not None
     if any(value is not None and _has_zone(value) != has_zone for value in values):
         raise _Zone("datetime without a zone" if has_zone else "datetime with a zone")
-    if any(type(value) is _Nanoseconds for value in values):
-        ticks = [_ticks(value, _EPOCH[has_zone]) for value in values]
-        return _cast(pa.array(ticks, pa.int64()).cast(pa.timestamp("ns", tz=kind.tz)), kind)
-    return _cast(pa.array(values, pa.timestamp("us", tz=kind.tz and "UTC")), kind)
+    coarse, fine = pa.timestamp("us", tz=kind.tz and "UTC"), pa.timestamp("ns", tz=kind.tz)
+    return _cast(_finest(values, _EPOCH[has_zone], coarse, fine), kind)
 
 
 def _has_zone(value: dt.datetime | _Nanoseconds) -> bool:
@@ -410,16 +386,20 @@ def _has_zone(value: dt.datetime | _Nanoseconds) -> bool:
 
 
 def _durations(values: Values, kind: pa.DataType) -> pa.Array:
-    if any(type(value) is _Nanoseconds for value in values):
-        ticks = [_ticks(value, dt.timedelta(0)) for value in values]
-        return _cast(pa.array(ticks, pa.int64()).cast(pa.duration("ns")), kind)
-    return _cast(pa.array(values, pa.duration("us")), kind)
+    return _cast(_finest(values, dt.timedelta(0), pa.duration("us"), pa.duration("ns")), kind)
 
 
-def _ticks(value: Any, zero: Any) -> int | None:
-    if value is None or isinstance(value, _Nanoseconds):
-        return None if value is None else value.nanoseconds
-    return int((value - zero) // _MICROSECOND) * 1000
+def _finest(values: Values, zero: Any, coarse: pa.DataType, fine: pa.DataType) -> pa.Array:
+    """The values in microseconds, or all in nanoseconds where one is."""
+    if not any(type(value) is _Nanoseconds for value in values):
+        return pa.array(values, coarse)
+
+    def ticks(value: Any) -> int | None:
+        if value is None or isinstance(value, _Nanoseconds):
+            return None if value is None else value.nanoseconds
+        return int((value - zero) // _MICROSECOND) * 1000
+
+    return pa.array([ticks(value) for value in values], pa.int64()).cast(fine)
 
 
 def _times(values: Values, kind: pa.DataType) -> pa.Array:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_lib.arguments import shown
-from persist_lib.convert.casts import cast_column, plain_column
+from persist_lib.convert.casts import cast_column, is_text, plain_column
 from persist_lib.errors import InvalidUsage
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.times import END_S, PER_SECOND, Times, Unit
@@ -30,7 +30,7 @@ def read_column(column: pa.ChunkedArray, times: Times, first_row: int) -> pa.Chu
     """A column of times as integers. Raises InvalidUsage, with the row, for one that is no time of the clock."""
     unit, plain = _unit(times), plain_column(column)
     kind = plain.type
-    if _is.is_string(kind) or _is.is_large_string(kind) or _is.is_string_view(kind):
+    if is_text(kind):
         return _of_texts(plain, times, first_row)
     if _is.is_date(kind):
         plain = plain.cast(pa.timestamp("s")).cast(pa.timestamp("s", "UTC"))  # a date is its first moment in UTC

@@ -134,20 +134,16 @@ def _iter(
 
 
 class _Fill(NamedTuple):
-    """What fills columns, and which ones."""
-
     filling: Filling
     columns: Mapping[str, Column]
 
     def rows(self, arrays: list[Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Fill in what these rows lack."""
         for name, column in self.columns.items():
             missing = np.fromiter((name not in row for row in rows), np.bool_, len(rows))
             if missing.any():
                 self._into(arrays, schema.get_field_index(name), column, missing)
 
     def whole(self, arrays: list[Any], schema: pa.Schema, found: Sequence[str]) -> None:
-        """Fill the columns that were not found."""
         for name, column in self.columns.items():
             if name not in found and len(arrays[-1]):
                 self._into(arrays, schema.get_field_index(name), column, np.ones(len(arrays[-1]), np.bool_))
@@ -320,17 +316,12 @@ def _missing(schema: Schema, name: str, found: list[str], row: int | None) -> In
             f"column {TIME!r} is missing{where}, and the append covers more than one time: add the time of each update",
             problem="missing time", column=TIME, row=row, found=found,
         )  # fmt: skip
+    how = ": this call fills in nothing" if name in schema.fills else ", with null where there is no value"
     return SchemaMismatch(
         f"column {name!r} is missing{where}; found {shown(found)}, expected {schema.shown.names} and {TIME}, {DIFF}. "
-        f"{_advice(schema, name)}",
+        f"Add it{how}",
         problem="missing column", column=name, row=row, found=found, expected=schema.updates.names,
     )  # fmt: skip
-
-
-def _advice(schema: Schema, name: str) -> str:
-    if name in schema.fills:
-        return "Add it: this call fills in nothing"
-    return "Add it, with null where there is no value"
 
 
 def _extra(schema: Schema, names: Sequence[object], row: int | None) -> SchemaMismatch:

@@ -18,6 +18,7 @@ import msgspec
 from persist_lib.arguments import shown
 from persist_lib.errors import BufferFull, Indeterminate, InvalidUsage, NotReleased, NotSent, PersistError, TimedOut
 from persist_lib.events.api import Effect
+from persist_lib.events.record import caused
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, is_ending
 
@@ -59,11 +60,6 @@ class Submitted:
     persisting: futures.Future[None] | None = None
     """What the store answered."""
 
-    @property
-    def is_releasable(self) -> bool:
-        """Whether its effects may be released, once those of all events before it are."""
-        return self.computing_done and self.persisting_done
-
 
 def payload_of(event: object) -> bytes:
     """The event's bytes, which no other code can change. Raises InvalidUsage for anything else."""
@@ -71,12 +67,6 @@ def payload_of(event: object) -> bytes:
         return bytes(event)
     hint = "; encode the text first" if isinstance(event, str) else ""
     raise InvalidUsage(f"event must be bytes: got {shown(event)}{hint}", argument="event", value=event)
-
-
-def not_accepted(name: str, why: BaseException) -> PersistError:
-    """The error of `submit` after the loop has stopped by itself."""
-    text = f"{name}: the loop has stopped, so this event was not accepted: {said(why)}"
-    return caused(NotSent(text, earlier=said(why)), why)
 
 
 def inherited(name: str, event_id: int | None = None) -> PersistError:
@@ -150,20 +140,12 @@ def _outcome(name: str, submitted: Submitted, why: BaseException) -> PersistErro
 
 def _again(error: PersistError) -> PersistError:
     """A copy for one more thread that raises it: each raise adds to an exception's traceback."""
-    again = copy(error)
-    again.__cause__ = error.__cause__
-    return again
+    return caused(copy(error), error.__cause__)
 
 
 def said(error: BaseException) -> str:
     """An error as a part of a sentence."""
     return str(error) if isinstance(error, PersistError) else shown(error)
-
-
-def caused(error: PersistError, cause: BaseException) -> PersistError:
-    """The error with its cause."""
-    error.__cause__ = cause
-    return error
 
 
 ROOM_BYTES = 256
@@ -202,7 +184,6 @@ class Flight:
 
     @property
     def last(self) -> int:
-        """The id of the event that was accepted last."""
         with self._mutex:
             return self._last().id
 
@@ -225,7 +206,6 @@ class Flight:
         return accepted
 
     def refuse(self) -> None:
-        """Accept no more events."""
         self._is_refusing = True
         self._ring()
 
@@ -250,7 +230,8 @@ class Flight:
 
     def _check(self) -> None:
         if self.failing is not None:
-            raise not_accepted(self._name, self.failing)
+            text = f"{self._name}: the loop has stopped, so this event was not accepted: {said(self.failing)}"
+            raise caused(NotSent(text, earlier=said(self.failing)), self.failing)
         if self._is_refusing:
             raise InvalidUsage(f"{self._name}: the loop was stopped. The event was not accepted; open a new one")
 
@@ -309,13 +290,11 @@ class Flight:
             return submitted.persisting_submitted
 
     def persisted(self, submitted: Submitted) -> None:
-        """The event is durable."""
         with self._mutex:
             submitted.persisting_done = True
         self._progress.ring()
 
     def computed(self, submitted: Submitted) -> None:
-        """The event's effects are known."""
         with self._mutex:
             submitted.computing_done = True
         self._progress.ring()
@@ -339,7 +318,7 @@ class Flight:
             if not self._under_way:
                 return not self._accepted and (self._is_refusing or self.failing is not None or is_ending())
             first = self._under_way[0]
-            if first.failure is None and first.is_releasable:
+            if first.failure is None and first.computing_done and first.persisting_done:
                 found.append(first)
             # A failure counts when its event is the first: those before it are carried through.
             is_left = self.failing is not None and not first.persisting_submitted

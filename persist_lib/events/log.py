@@ -101,7 +101,6 @@ class Whole(NamedTuple):
     held: Held | None
 
     def release(self) -> None:
-        """End the life of the payload."""
         self.payload.release()
         if self.held is not None:
             self.held.release()

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Generic, NamedTuple, Self
+from typing import Generic, Self
 
 from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
 from persist_lib.errors import InvalidUsage, PersistError, TimedOut
@@ -32,13 +32,6 @@ from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Bell, Flag, aside
 
 
-class Snapshot(NamedTuple):
-    """The state after an event, as it is stored."""
-
-    event_id: int
-    data: bytes
-
-
 class Checkpoint:
     """The mark and the snapshots of one loop. `tick` is called by one thread, `offer` by another.
 
@@ -50,15 +43,15 @@ class Checkpoint:
     ) -> None:
         self._writer, self._marked, self.newest = writer, marked, newest
         self._every_s, self._next_s, self._failed = every_s, 0.0, failed
-        self._offered: Snapshot | None = None
+        self._offered: tuple[int, bytes] | None = None  # the event, and the state after it as it is stored
 
     def is_due(self, event_id: int, every: int) -> bool:
         """Whether the state after this event is to be offered."""
         return self._offered is None and event_id - self.newest >= every
 
-    def offer(self, snapshot: Snapshot) -> None:
-        """Store this one as soon as the mark has come so far."""
-        self._offered, self.newest = snapshot, snapshot.event_id
+    def offer(self, event_id: int, data: bytes) -> None:
+        """Store this snapshot as soon as the mark has come so far."""
+        self._offered, self.newest = (event_id, data), event_id
 
     def tick(self, released: int, now_s: float) -> None:
         """Store that the effects up to and with this event are released, if that is due."""
@@ -70,16 +63,13 @@ class Checkpoint:
         """Store that now, and the snapshot that waits for it."""
         try:
             if released > self._marked:
-                self._watch(write_released(self._writer, released))
+                write_released(self._writer, released).add_done_callback(self._look)
                 self._marked = released
-            if (snapshot := self._offered) is not None and snapshot.event_id <= self._marked:
-                self._watch(self._writer.write_snapshot(*snapshot))
+            if (snapshot := self._offered) is not None and snapshot[0] <= self._marked:
+                self._writer.write_snapshot(*snapshot).add_done_callback(self._look)
                 self._offered = None
         except PersistError as error:
             self._failed(error)
-
-    def _watch(self, answer: Future[None]) -> None:
-        answer.add_done_callback(self._look)
 
     def _look(self, answer: Future[None]) -> None:
         error = answer.exception()
@@ -294,7 +284,7 @@ class Loop(Generic[State]):
             return
         try:
             # Now, and not when it is stored, as the next step may change this very object.
-            self._checkpoint.offer(Snapshot(event_id, encode_snapshot(self._program, self._state)))
+            self._checkpoint.offer(event_id, encode_snapshot(self._program, self._state))
         except Exception:
             log.exception("%s: no snapshot of the state after event %d, as encode raised", self.name, event_id)
 

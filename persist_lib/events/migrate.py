@@ -27,6 +27,7 @@ from persist_lib.events.log import (
     write_elsewhere,
     write_released,
 )
+from persist_lib.events.record import caused
 from persist_lib.events.store import find_log, log_of, name_of
 from persist_lib.runtime import threads
 from persist_lib.runtime.threads import Resource
@@ -179,7 +180,6 @@ def keep_beside(read: Reader, write: Writer, there: Reader) -> None:
 
 
 def _place(store: Store, name: str, *, is_part: bool = False) -> Elsewhere:
-    """What a mark says of another store."""
     return Elsewhere(name, log_of(store).hex(), is_part)
 
 
@@ -293,8 +293,5 @@ def _error_of(first: BaseException | None, second: BaseException | None) -> Base
     error = first or second
     if error is None or isinstance(error, Indeterminate) or (isinstance(first, UNDONE) and isinstance(second, UNDONE)):
         return error
-    unknown = Indeterminate(
-        f"one of two stores failed, and the event may be in the other: {error}. The next start finds out"
-    )
-    unknown.__cause__ = error
-    return unknown
+    text = f"one of two stores failed, and the event may be in the other: {error}. The next start finds out"
+    return caused(Indeterminate(text), error)

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
-from persist_lib.errors import Corrupt, Missing, NewerFormat
+from persist_lib.errors import Corrupt, Missing, NewerFormat, PersistError
 from persist_lib.events.api import EVENTS, Buffer, Held, Key
 
+E = TypeVar("E", bound=PersistError)
 VERSION = 1
 EVENT, FENCE, NOTE = 0, 1, 2
 """Kinds of records: a part of an event; the claim of a place (see `stores.s3`); a part of a snapshot or mark."""
@@ -163,6 +164,12 @@ def damaged(what: str, why: str) -> Corrupt:
 
 
 REPAIR = "`persist events check --repair` says what is left, and can continue from there"
+
+
+def caused(error: E, cause: BaseException | None) -> E:
+    """The error with its cause, where it is not raised at once."""
+    error.__cause__ = cause
+    return error
 
 
 def lost(where: object, last: int, known: int, why: str, hint: str = "") -> Missing:

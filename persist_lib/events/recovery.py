@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple
 from persist_lib.arguments import parse_integer
 from persist_lib.errors import Determinate, InvalidUsage, NotFound, NotReleased
 from persist_lib.events.api import Effect, Event, Input, Program, Reader, State, Store, Writer, compute, decode_snapshot
-from persist_lib.events.in_flight import caused, release_failed, said
+from persist_lib.events.in_flight import release_failed, said
 from persist_lib.events.log import check_here, check_released, write_released
 from persist_lib.events.migrate import Moved, Progress, move, quiet
 from persist_lib.events.store import name_of
@@ -104,18 +104,14 @@ def _step(program: Program[State], state: State, event: Event, name: str) -> tup
     try:
         return compute(program, state, Input(event.id, bytes(event.payload)))
     except Exception as error:
-        raise caused(
-            NotReleased(
-                f"{name}: event {event.id} is in the log and cannot be computed, so nothing from it on is released: "
-                f"{said(error)}. Mend the program so that it refuses such an event by an effect, and start again",
-                event_id=event.id,
-            ),
-            error,
-        ) from error  # fmt: skip
+        raise NotReleased(
+            f"{name}: event {event.id} is in the log and cannot be computed, so nothing from it on is released: "
+            f"{said(error)}. Mend the program so that it refuses such an event by an effect, and start again",
+            event_id=event.id,
+        ) from error
 
 
 def _from_snapshot(program: Program[State], reader: Reader, newest: int) -> tuple[State, int]:
-    """The state to begin with, and the event that it follows."""
     at_most = newest
     while program.decode is not None and at_most > 0 and (found := reader.newest_snapshot(at_most)) is not None:
         event_id, stored = found

@@ -7,6 +7,8 @@ end mark, or the note of a closed log, only says where it ended.
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
+
 import msgspec
 
 from persist_lib.arguments import parse_integer
@@ -118,8 +120,8 @@ def repair(store: Store, *, apply: bool = False) -> Repaired:
     """
     if not isinstance(store, LogStore):
         raise InvalidUsage(f"{name_of(store)} is not mended in place")
-    records, name = store.open_driver(create=apply), name_of(store)
-    try:
+    name = name_of(store)
+    with closing(store.open_driver(create=apply)) as records:
         if not isinstance(records, Mends):
             raise InvalidUsage(
                 f"a log of this kind is not mended in place ({name}). Restore what its error names: an object of S3 "
@@ -134,19 +136,17 @@ def repair(store: Store, *, apply: bool = False) -> Repaired:
             if found.snapshots:
                 records.remove(epoch, SNAPSHOTS, MOST_ID)
         return found
-    finally:
-        records.close()
 
 
 def _found(records: Mends, name: str) -> Repaired:
     findings: list[str] = []
     try:
-        known = records.last()
-        there = known
+        known = there = records.last()
     except Damage as error:
         findings.append(error.message)
-        known = records.known_last()
-        there = _last_there(records, known)
+        known = there = records.known_last()
+        with suppress(Damage):
+            there = records.find_last()
     log = Log(records, name)
     good, why = _verified(log, there)
     findings += why
@@ -157,14 +157,6 @@ def _found(records: Mends, name: str) -> Repaired:
     ]
     dropped = max(known, there, *snapshots) - good
     return Repaired(good, dropped, len(snapshots) if wrong else 0, tuple(findings))
-
-
-def _last_there(records: Mends, known: int) -> int:
-    """Up to where it is worth looking."""
-    try:
-        return records.find_last()
-    except Damage:
-        return known
 
 
 def _verified(log: Log, last: int) -> tuple[int, list[str]]:

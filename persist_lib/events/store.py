@@ -79,16 +79,6 @@ def _kind_of(text: object) -> str:
     return shown(kind if "@" not in kind else HIDDEN) + (f" and options ({HIDDEN})" if colon else "")
 
 
-def take_limit(options: tuple[str, ...]) -> tuple[list[str], int | None]:
-    """The options without `limit=N`, and the limit on records that it sets (None: it is not there)."""
-    rest, limits = take_option(options, "limit")
-    if not limits:
-        return rest, None
-    if len(limits) > 1 or not limits[0].isdecimal() or len(limits[0]) > 12:
-        raise InvalidUsage(f"limit= is given once, as a number of bytes, as in limit=65536: got {shown(limits)}")
-    return rest, int(limits[0])
-
-
 ENTRY_POINTS = "persist.events"
 STORES = "persist_lib.events.stores"
 
@@ -155,8 +145,10 @@ class LogStore(Resource):
     def __init__(self, specifier: Specifier, kind: Kind, runtime: Runtime) -> None:
         self.specifier = specifier
         self._kind, self._runtime = kind, runtime
-        self._options, self._limit = take_limit(specifier.options)
-        check_limit(self._limit)
+        self._options, limits = take_option(specifier.options, "limit")
+        if limits and (len(limits) > 1 or not limits[0].isdecimal() or len(limits[0]) > 12):
+            raise InvalidUsage(f"limit= is given once, as a number of bytes, as in limit=65536: got {shown(limits)}")
+        self._limit = check_limit(int(limits[0]) if limits else None)
         self._records: RecordStore | None = None
 
     def writer(self, *, owner: str = "") -> LogWriter:
@@ -303,7 +295,6 @@ class LogReader(Resource):
                 whole.release()
 
     def _wholes(self, first: int, last: int) -> Iterator[Whole]:
-        """The events, verified one by one."""
         if not isinstance(self._records, Scans):
             for id_ in range(first, last + 1):
                 if (whole := self._log.fetch(EVENTS, id_)) is None:

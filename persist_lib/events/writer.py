@@ -14,7 +14,7 @@ from persist_lib.arguments import not_pickled, parse_integer, parse_seconds, par
 from persist_lib.errors import AlreadyWritten, BufferFull, Indeterminate, InvalidUsage, NotSent, PersistError, TimedOut
 from persist_lib.events.api import EVENTS, MOST_ID, Buffer, Put, RecordStore
 from persist_lib.events.log import FORGET_EVERY, SNAPSHOTS, Log, check_limit, cut, space_of_mark
-from persist_lib.events.record import NOTHING
+from persist_lib.events.record import NOTHING, caused
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.threads import SLICE_S, Bell, Future, Resource, aside
 
@@ -206,9 +206,8 @@ class LogWriter(Resource):
         except PersistError as error:
             return error
         except BaseException as error:  # noqa: BLE001 - the thread must end all futures
-            unknown = Indeterminate(f"{self._where}: could not write, and may have: {type(error).__name__}: {error}")
-            unknown.__cause__ = error
-            return unknown
+            text = f"{self._where}: could not write, and may have: {type(error).__name__}: {error}"
+            return caused(Indeterminate(text), error)
         return None
 
     def _end(self) -> None:
@@ -220,7 +219,6 @@ class LogWriter(Resource):
             self._is_over = True
 
     def _add(self, batch: _Batch, entry: _Entry) -> None:
-        """Add an entry's records to the batch."""
         if entry.space == EVENTS:
             self._add_event(batch, entry)
             return
@@ -236,7 +234,6 @@ class LogWriter(Resource):
         batch.spaces[entry.space] = id_
 
     def _next_version(self, space: str) -> int:
-        """The id of the next version of a mark."""
         if space not in self._note_ids:
             self._note_ids[space] = max(self._records.ids(space), default=0)
         self._note_ids[space] += 1
@@ -286,17 +283,13 @@ class LogWriter(Resource):
                 whole.release()
 
     def _digest_of(self, id_: int) -> bytes:
-        if (known := self._digests.get(id_)) is not None:
-            return known
-        return self._log.digest_of(id_)
+        return self._digests.get(id_) or self._log.digest_of(id_)
 
     def __repr__(self) -> str:
         return f"<writer of {self._where}, epoch {self.epoch}, last {self._last}>"
 
 
 class _Batch:
-    """What becomes durable together."""
-
     def __init__(self, last: int) -> None:
         self.last = last
         self.puts: list[Put] = []
@@ -348,5 +341,4 @@ def _not_sent(failure: PersistError, where: str) -> NotSent:
         "written. Open a writer again, which finds what there is",
         earlier=failure.message,
     )
-    error.__cause__ = failure
-    return error
+    return caused(error, failure)

@@ -15,11 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from persist_lib.pending_area.absorption_plan import apply, plan
     from persist_lib.pending_area.area import (
         PendingCensus,
         absorb,
         acquire_read_handle,
+        apply,
         census,
         choose,
         create,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         discard,
         due_collections,
         pending_collections,
+        plan,
     )
     from persist_lib.pending_area.area_reader import PendingListen, PendingReader
     from persist_lib.pending_area.listing import Absorbed, Disagreement
@@ -34,13 +35,12 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "area": (
-        "PendingCensus", "absorb", "acquire_read_handle", "census", "choose", "create", "delete", "discard",
-        "due_collections", "pending_collections",
+        "PendingCensus", "absorb", "acquire_read_handle", "apply", "census", "choose", "create", "delete", "discard",
+        "due_collections", "pending_collections", "plan",
     ),
     "listing": ("Absorbed", "Disagreement"),
     "area_reader": ("PendingListen", "PendingReader"),
     "objects": ("Put", "Writer"),
-    "absorption_plan": ("apply", "plan"),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names}
 

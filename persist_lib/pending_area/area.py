@@ -1,6 +1,9 @@
 """Collections with a pending area: making, reading, absorbing and deleting them, by a client.
 
 A collection is a shard. Whatever reads shards reads what was absorbed; a reader of the pending area reads beyond that.
+
+A plan names each batch that would enter the shard or become garbage with it. To carry it out is to look again, to
+compare, and to absorb with all other batches left out, as if they were put later.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PENDING_AREA
 from persist_lib.core.leases import needed_by
+from persist_lib.core.plan.written import PENDING as DUTY
+from persist_lib.core.plan.written import ShardPlan, Step, marks_of
+from persist_lib.core.units import of, size
 from persist_lib.errors import InvalidUsage, NotFound, Paused, ShardFinished, StillRead
 from persist_lib.frontier import MAX_TIME, MINIMUM, Antichain
-from persist_lib.ids import NAME, PENDING
+from persist_lib.ids import NAME, PENDING, PartKey
 from persist_lib.location.wrap.around import next_page
 from persist_lib.location.wrap.spending import charged
+from persist_lib.maintain.duties import moved
 from persist_lib.pending_area.absorption import LAYER, Choice, absorb_shard, own
 from persist_lib.pending_area.area_reader import PendingReader
 from persist_lib.pending_area.late_batches import PAGE, discard_keys, known_of
@@ -30,6 +37,7 @@ from persist_lib.pending_area.listing import Absorbed, Others, chain_of, fetch_l
 from persist_lib.pending_area.objects import check_no_constraints, parse_writer
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.times import show_frontier
 
 
 def _checked(client: Client) -> Client:
@@ -239,3 +247,69 @@ def _is_due(client: Client, name: str) -> bool:
     beyond = listing.contents(np.flatnonzero(listing.rows["upper"] > np.uint64(state.upper.time or 0)))
     goes_on = state.upper.time is not None and bool(chain_of(beyond, state.upper.time))
     return bool(late or goes_on or (state.is_finished() and len(listing)))
+
+
+MARKS = ("data", "columns")
+"""What must be as it was: appends, upkeep of what was absorbed, and the schema. Garbage and history may move."""
+
+
+def plan(client: Client, name: str) -> ShardPlan:
+    """Return what `absorb` would do with a collection now, for `apply`. Changes nothing.
+
+    Its step says what, why, and what it costs, and is `exactly` the times and all batches that would not be pending any
+    more. Without anything to do it has no step. Raises NotFound when there is no such shard.
+    """
+    machine = _checked(client).machine(name)
+    version, touched = machine.fetch(), list[PartKey]()
+    found = absorb_shard(machine, client.leases, dry_run=True, touched=touched)
+    marks = {mark: digest for mark, digest in marks_of(version.state).items() if mark in MARKS}
+    made = ShardPlan(machine.shard, version.seqno, machine.consensus.now(), (DUTY,), "", marks)
+    if not touched:
+        return made
+    unit = version.state.times
+    rewritten = found.size * (found.batches - found.adopted) // max(1, found.batches)
+    cost = Cost(
+        bytes_read=found.size, bytes_written=rewritten, gets=found.batches, puts=found.transitions * bool(rewritten),
+        lists=1, commits=found.transitions + 1, deletes=found.deleted,
+    )  # fmt: skip
+    others = found.discarded + found.deleted
+    does = [f"absorb {of(found.batches, 'batch')}, {size(found.size)}, up to {show_frontier(found.upper, unit)}"]
+    does = does * bool(found.batches) + [f"discard {of(others, 'batch')} that nothing needs"] * bool(others)
+    step = Step(
+        DUTY, " and ".join(does), why(found), (f"{found.lower.time}..{found.upper.time}", *sorted(touched)),
+        cost=cost.priced(client.prices),
+    )  # fmt: skip
+    return ShardPlan(made.shard, made.seqno, made.made_ms, made.duties, "", marks, (step,))
+
+
+def why(found: Absorbed) -> str:
+    """Why so much is absorbed, and no more."""
+    if found.deleted:
+        return "the collection is deleted"
+    says = ["they continue from what is there, and who put them agree"] if found.batches else ["their times are there"]
+    if found.is_blocked:
+        says.append("from there on writers disagree, and a person chooses")
+    elif found.gap is not None:
+        says.append(f"{found.left:,} others wait for a gap to be filled")
+    return "; ".join(says)
+
+
+def apply(client: Client, planned: ShardPlan) -> Absorbed:
+    """Absorb exactly what was planned, or raise PlanMoved and change nothing.
+
+    What was put since for other times waits for the next time. What was put since for the same times refuses the plan,
+    and so does a shard that moved. As with `absorb`, a batch that comes while this looks is late. Raises InvalidUsage
+    for what is no plan of `plan`, and Paused.
+    """
+    check_type(planned, ShardPlan, "planned", "pending_area.plan(client, name)")
+    if planned.duties != (DUTY,):
+        raise InvalidUsage(f"shard {planned.shard}: this is no plan of a pending area, but of {planned.duties}")
+    machine = _checked(client).machine(planned.shard)
+    machine.may_begin(machine.shard, DUTY)
+    now = plan(client, planned.shard)
+    if now.marks != planned.marks:
+        raise moved(planned, now.seqno, "its data or columns moved")
+    if [step.exactly for step in now.steps] != [step.exactly for step in planned.steps]:
+        raise moved(planned, now.seqno, "other batches are pending than were then")
+    keys = frozenset(PartKey(key) for step in planned.steps for key in step.exactly[1:])
+    return absorb_shard(machine, client.leases, planned=keys)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
+from copy import copy
 
 import numpy as np
 import pyarrow as pa
@@ -172,21 +173,15 @@ class PendingListen(Follow[Event]):
             found = fetch_batch(machine.blob, machine.shard, name, state.schemas)
             if isinstance(found, Batch):
                 return found
-            if found is None:
-                self._check_held(name.key)
-            else:
+            if found is not None:
                 log.warning("collection %s: %s", machine.shard, found[1])  # another writer's is taken
+            elif not self._handle.read_only:  # else this reader holds nothing
+                raise Missing(
+                    f"{pending_prefix(machine.shard)}{name.key} was listed and is gone, though a live reader needs it. "
+                    "Nothing deletes such a batch: was it deleted by hand? Read again",
+                    key=name.key,
+                )
         return None
-
-    def _check_held(self, key: str) -> None:
-        """A batch that was listed is gone. Raises Missing, unless this reader holds nothing."""
-        if self._handle.read_only:
-            return
-        raise Missing(
-            f"{pending_prefix(self._handle.machine.shard)}{key} was listed and is gone, though a live reader needs it. "
-            "Nothing deletes such a batch: was it deleted by hand? Read again",
-            key=key,
-        )
 
 
 class PendingReader(Resource):
@@ -310,7 +305,7 @@ class PendingReader(Resource):
     def clone(self) -> PendingReader:
         """Return another reader with the same version and the same since, not the newest: one transition, durable."""
         with self._lock:
-            return PendingReader(self.merged.clone(purpose="pending area"), self._emitted.copy())
+            return PendingReader(self.merged.clone(purpose="pending area"), copy(self._emitted))
 
     def _check(self) -> None:
         """Compare what was given beyond the merged upper with what was absorbed since, as this process knows it."""

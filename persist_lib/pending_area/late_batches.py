@@ -142,17 +142,15 @@ def _against(machine: Machine, fetcher: Fetcher, content: Content, *, dry_run: b
         return None
     try:
         ours = shard_sums(machine.blob, machine.shard, state, first, content.upper)
-    except Missing:  # collected since: nothing of the shard is held here
-        return None if dry_run else _against_newest(machine, fetcher, content, state)
+    except Missing as error:  # collected since: nothing of the shard is held here
+        if dry_run:
+            return None
+        if machine.fetch().state == state:
+            text = f"shard {machine.shard}: an object that the newest state refers to is not there"
+            raise Missing(text, key="") from error
+        return _against(machine, fetcher, content, dry_run=False)
     time = ours.first_difference(theirs.between(first, content.upper))
     return None if time is None else fetcher.disagreement(time, [content], with_shard=True)
-
-
-def _against_newest(machine: Machine, fetcher: Fetcher, content: Content, before: State) -> Disagreement | None:
-    """The same with the newest state, where an older one could not be read. Raises Missing if there is no newer one."""
-    if machine.fetch().state == before:
-        raise Missing(f"shard {machine.shard}: an object that the newest state refers to is not there", key="")
-    return _against(machine, fetcher, content, dry_run=False)
 
 
 def first_exact(state: State, lower: int) -> int | None:
@@ -183,11 +181,6 @@ class Emitted:
         self._sums = NONE
         self._from: tuple[tuple[int, int, str], ...] = ()
 
-    def copy(self) -> Emitted:
-        made = Emitted(self._shard, self._schema)
-        made.lower, made.upper, made._sums, made._from = self.lower, self.upper, self._sums, self._from
-        return made
-
     @property
     def is_empty(self) -> bool:
         return self.lower >= self.upper
@@ -217,7 +210,6 @@ class Emitted:
         self.forget(upper)
 
     def forget(self, upper: int) -> None:
-        """Forget what was given before `upper`."""
         self.lower = min(upper, self.upper)
         self._sums = self._sums.between(self.lower, self.upper)
         self._from = tuple(one for one in self._from if one[1] > self.lower)

@@ -20,13 +20,11 @@ from persist_lib.config import MIB
 from persist_lib.errors import InvalidUsage
 from persist_lib.runtime.each import Each
 from persist_lib.sources.bindings import Marks, bound_from
-from persist_lib.sources.health import EVERY_MS, UNSEEN_MS, fetch_rows, is_alive, named
+from persist_lib.sources.health import EVERY_MS, UNSEEN_MS, SourceDescription, fetch_rows, is_alive, named
 from persist_lib.sources.protocol import said, settled
 from persist_lib.sources.records import SourceRecord
 
 if TYPE_CHECKING:
-    from persist_lib.sources.health import SourceDescription
-    from persist_lib.sources.records import SourceRecord
     from persist_lib.sources.sources import Sources
 
 Check = Literal["instances", "lag", "errors", "held_back", "unread"]
@@ -147,7 +145,6 @@ def _instances(found: SourceDescription, limits: Limits) -> Alert:
 
 
 def _newest(found: SourceDescription) -> Mapping[str, object] | None:
-    """What the instance said that was heard of last."""
     return max(found.instances, key=lambda one: str(one["seen"]), default=None)
 
 

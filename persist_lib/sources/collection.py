@@ -30,15 +30,7 @@ from persist_lib.schema.schema import DIFF, TIME, Schema
 from persist_lib.sources.bindings import Bound, Clock, Propose, Step
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.protocol import Lag, Mark, SourceReader
-from persist_lib.sources.records import (
-    DECODED,
-    Declaration,
-    Followed,
-    Kind,
-    Place,
-    SourceRecord,
-    changed,
-)
+from persist_lib.sources.records import DECODED, Declaration, Followed, Kind, Place, SourceRecord, changed
 from persist_lib.sources.targets import Target
 from persist_lib.times import PER_SECOND
 

@@ -9,6 +9,7 @@ A violation is an AssertionError that says which promise was broken, and where.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
 
 import pyarrow as pa
@@ -116,15 +117,13 @@ def _check_refused(
 
 def check_many(open_reader: Open, partition: str, count: int) -> int:
     """Check that `count` messages come in tables of bounded size. Answers the largest one's bytes."""
-    reader, most, seen = open_reader(), 0, 0
-    try:
+    most = seen = 0
+    with closing(open_reader()) as reader:
         bound: dict[str, Mark] = {}
         while new := dict(reader.high_watermarks(bound, 64 << 20)):
             bound |= new
         for table in reader.read(partition, START, bound[partition]):
             most, seen = max(most, table.nbytes), seen + table.num_rows
-    finally:
-        reader.close()
     _holds(seen == count, f"{partition}: {seen} messages of {count}")
     _holds(most <= TABLE_BYTES, f"{partition}: a table has {most} bytes; give smaller ones")
     return most

@@ -184,7 +184,6 @@ def others(count: int, places: Collection[int]) -> Rows:
 
 
 def _empties(line: bytes) -> bool:
-    """Whether it is a change that empties the table."""
     try:
         parse_change(line)
     except Refused:
@@ -235,7 +234,6 @@ def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.
 
 
 def _placed(found: Sifted, kept: npt.NDArray[np.int64]) -> Sifted:
-    """What was found of the messages at these places."""
     return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
 
 
@@ -251,11 +249,11 @@ def _one_line(value: bytes) -> bytes:
 
 def _csv(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
     values = joined(messages.column("value"))
-    headers = plain(messages.column("header")) if _has_headers(messages) else None
-    if decoding.names is not None or headers is None:
+    has_headers = "header" in messages.column_names and messages.column("header").null_count == 0
+    if decoding.names is not None or not has_headers:
         names = decoding.names or tuple(decoding.source(name) for name in schema.names)
         return _lines(CsvLines(decoding, schema, names), values, kept)
-    found = []
+    headers, found = plain(messages.column("header")), []
     for header in pc.unique(headers.take(pa.array(kept))).to_pylist():
         mine = kept[np.asarray(pc.equal(headers.take(pa.array(kept)), header))]
         try:
@@ -268,20 +266,13 @@ def _csv(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> 
     return _together(schema, found)
 
 
-def _has_headers(messages: pa.Table) -> bool:
-    return "header" in messages.column_names and messages.column("header").null_count == 0
-
-
 def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
     if len(found) == 1:
         return found[0]
     lines = np.concatenate([np.array([], np.int64), *(one.lines for one in found)])
     order = np.argsort(lines, kind="stable")
     table = pa.concat_tables([no_rows(schema), *(one.table for one in found)]).take(pa.array(order))
-    bad: dict[int, str] = {}
-    for one in found:
-        bad |= one.bad
-    return Sifted(table, lines[order], bad)
+    return Sifted(table, lines[order], {n: why for one in found for n, why in one.bad.items()})
 
 
 def _plain(_decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:

@@ -22,13 +22,7 @@ from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keyset import distinct
 from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import DIFF, DIFF_FIELD, TIME, TIME_FIELD, Schema
-from persist_lib.sources.decoding import (
-    Decoding,
-    decode,
-    decode_changes,
-    decode_keyed,
-    parse_function_name,
-)
+from persist_lib.sources.decoding import Decoding, decode, decode_changes, decode_keyed, parse_function_name
 from persist_lib.sources.postgres.changes import decode_rows, decode_table
 from persist_lib.sources.transactions import Transactions
 
@@ -126,7 +120,7 @@ class Envelope:
 
     def columns(self, types: dict[str, str], keys: list[str], *, is_keyed: bool) -> Schema:
         """The columns of messages, of which `keys` are the output's key."""
-        return _with_key(types, keys) if is_keyed else Schema(key=types)
+        return _with_key(types, keys) if is_keyed or self.of_changes else Schema(key=types)
 
     def decode(
         self, decoding: Decoding, columns: Schema, schema: Schema, messages: pa.Table, lookup: Lookup
@@ -139,6 +133,8 @@ class Envelope:
 
     def updates(self, schema: Schema, rows: pa.Table, deletes: str | None, lookup: Lookup) -> pa.Table:
         """The updates of rows that go up in time. `deletes` is the column that takes a key's row away, if any."""
+        if not self.by_key:
+            return added(schema, rows)
         if DIFF in rows.column_names and (negative := integers(rows.column(DIFF)) < 0).any():
             row = rows.slice(int(np.argmax(negative)), 1).select(schema.key_names).to_pylist()[0]
             raise InvalidUsage(
@@ -159,9 +155,6 @@ class Added(Envelope):
     refused: ClassVar = {"deletes": NO_DELETES, "transactions": NO_TRANSACTIONS}
     by_key = False
 
-    def updates(self, schema: Schema, rows: pa.Table, _deletes: str | None, _lookup: Lookup) -> pa.Table:
-        return added(schema, rows)
-
 
 class Upserted(Envelope):
     """Each row becomes the row of its key."""
@@ -180,10 +173,6 @@ class Debezium(Envelope):
             raise InvalidUsage("a change of Debezium brings its key itself: leave out Decoding(key=…)")
         if not decoding.reads.is_object:
             raise InvalidUsage('changes of Debezium are read with decoder="json" or "avro"')
-
-    def columns(self, types: dict[str, str], keys: list[str], *, is_keyed: bool) -> Schema:
-        del is_keyed
-        return _with_key(types, keys)
 
     def decode(
         self, decoding: Decoding, columns: Schema, _schema: Schema, messages: pa.Table, lookup: Lookup
@@ -220,9 +209,6 @@ class WholeRows(Changes):
         self, decoding: Decoding, columns: Schema, schema: Schema, messages: pa.Table, lookup: Lookup
     ) -> tuple[Sifted, Lookup]:
         return decode_rows(decoding, columns, schema, messages, lookup), lookup
-
-    def updates(self, schema: Schema, rows: pa.Table, _deletes: str | None, _lookup: Lookup) -> pa.Table:
-        return added(schema, rows)
 
 
 WHOLE_ROWS = WholeRows()

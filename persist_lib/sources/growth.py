@@ -102,7 +102,6 @@ def _evolve(controller: Controller, record: SourceRecord, growth: Growth, deadli
 
 
 def _with(record: SourceRecord, schema: Schema, columns: Any) -> Schema:
-    """A schema with these columns, too."""
     for one in columns:
         defaults = {} if one.default is None else {one.name: one.default}
         try:

@@ -14,12 +14,11 @@ from persist_lib.errors import NameTaken, NotFound
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.sources.agreed_value import Choices
-from persist_lib.sources.kinds import hold, taken
+from persist_lib.sources.kinds import Declared, hold, taken
 from persist_lib.sources.records import SourceRecord, changed, first_of, in_unit
 
 if TYPE_CHECKING:
     from persist_lib.catalog.controller import Controller
-    from persist_lib.sources.kinds import Declared
 
 
 def add_table(

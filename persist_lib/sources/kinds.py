@@ -6,7 +6,7 @@ And what is done to make a source, and to take it away: steps that any process m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -174,11 +174,8 @@ Decide = Callable[[dict[str, SourceRecord]], Mapping[str, SourceRecord | None]]
 
 def fetch_owners(controller: Controller) -> Owners:
     """Whose the minted shards are. Read it after the list of shards: what is new in that is then in this."""
-    declared = Declared(controller.client, controller.catalog.shard)
-    try:
+    with closing(Declared(controller.client, controller.catalog.shard)) as declared:
         sources = {record.id: name for name, record in declared.fetch().items() if record.state != "dropping"}
-    finally:
-        declared.close()
     return Owners(controller.catalog.fetch(), sources)
 
 
@@ -274,7 +271,6 @@ def decode(name: str, body: str) -> SourceRecord:
 
 
 def _kind(_type: type, stored: Any) -> Kind:
-    """A kind by what is stored of it."""
     tag = stored.get("type") if isinstance(stored, dict) else None
     if tag not in KINDS:
         raise ValueError(f"there is no kind of source {tag!r} here; there are {sorted(KINDS)}")

@@ -262,7 +262,6 @@ def _check_encoding(decoding: Decoding) -> None:
 
 
 def _check_taking(decoding: Decoding, meaning: Meaning) -> None:
-    """Refuse what does not go with fields that become columns."""
     if not decoding.takes_fields:
         return
     if meaning.transform is not None:

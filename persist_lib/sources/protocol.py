@@ -87,7 +87,6 @@ class SourceReader(Protocol):
         answer is at most about `most_bytes` of messages beyond, all partitions together, but always at least one
         address beyond if there is any. Messages up to an answered mark never change, and none is added before it.
         """
-        ...
 
     def read(self, partition: str, start: Mark, end: Mark) -> Iterator[pa.Table]:
         """Yield the messages with addresses in `[start, end)`, in order, in tables of bounded size.
@@ -95,23 +94,18 @@ class SourceReader(Protocol):
         Raises Gone if some are not there any more, and Diverged if the source has something else than what `start` and
         `end` tell of. It does so before the generator ends, at the latest.
         """
-        ...
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         """Return about how many bytes the messages with addresses in `[start, end)` have. It sends no request."""
-        ...
 
     def lag(self, marks: Mapping[str, Mark]) -> Mapping[str, int]:
         """Return about how many addresses there are beyond these marks, by partition, as far as it knows."""
-        ...
 
     def tell(self, marks: Mapping[str, Mark]) -> None:
         """Tell the source that what is before these marks is durable, and will never be asked for again. Idempotent."""
-        ...
 
     def close(self) -> None:
         """Release what it has open. Idempotent."""
-        ...
 
 
 class Patience:

@@ -57,7 +57,6 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     decided: bool = False
 
     def applied(self, record: SourceRecord, **more: Any) -> SourceRecord:
-        """A record whose messages are decoded by it."""
         return changed(
             record, decoding=self.decoding, meaning=self.meaning, schema=self.schema, decoded=self.decoded, **more
         )
@@ -88,7 +87,6 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def version(self) -> int:
-        """The version of records with it."""
         return version_of(keyless=self.keyless, by_index=self.by_index)
 
 
@@ -133,7 +131,6 @@ class Declaration(Record, frozen=True, kw_only=True, omit_defaults=True):
                 changed(self, schema=schema).pipeline()
 
     def with_times(self, unit: Unit | None) -> Self:
-        """The same with other times of the output."""
         tables = {name: in_unit(schema, unit) for name, schema in self.tables.items()}
         return changed(self, schema=in_unit(self.schema, unit), tables=tables)
 
@@ -364,7 +361,6 @@ class SourceRecord(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def schemas(self) -> str:
-        """The shard of the schemas of its messages, if a registry has them."""
         return f"{self.id}.schemas"
 
     def open_schemas(self, client: Client) -> Schemas | None:

@@ -34,16 +34,7 @@ from persist_lib.errors import (
     UpperMismatch,
 )
 from persist_lib.runtime.ambient import Deadline
-from persist_lib.sources.bindings import (
-    Clock,
-    Marks,
-    Window,
-    read,
-    read_parts,
-    schemas_of,
-    tables_of,
-    windows,
-)
+from persist_lib.sources.bindings import Clock, Marks, Window, read, read_parts, schemas_of, tables_of, windows
 from persist_lib.sources.decoding import NewFields
 from persist_lib.sources.growth import Growth, of_messages
 from persist_lib.sources.pipeline import made_of
@@ -154,7 +145,8 @@ class Ingestion:
                 except NewFields as found:
                     self._take(found, self._client.runtime.deadline(timeout_s))
         except Gone as error:
-            is_late = self._is_late()
+            uppers = {role: target.fetch_upper() for role, target in self._targets.items()}
+            is_late = bool(uppers) and self.record.least(uppers) > self._at  # others made durable what is gone
             self._drop()
             if is_late:
                 raise Determinate("other instances were faster: what is gone was durable. It starts again") from error
@@ -166,11 +158,6 @@ class Ingestion:
             self._drop()
             raise
 
-    def _is_late(self) -> bool:
-        """Whether others have made durable by now what this instance was at, so that it may be gone."""
-        uppers = {role: target.fetch_upper() for role, target in self._targets.items()}
-        return bool(uppers) and self.record.least(uppers) > self._at
-
     def close(self) -> None:
         self._drop()
         self._clock.close()
@@ -178,7 +165,6 @@ class Ingestion:
             self._schemas.close()
 
     def _drop(self) -> None:
-        """Forget what is in memory."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -336,7 +322,6 @@ class Ingestion:
         self, window: Window, stages: Mapping[str, CollectionStage],
         staged: Mapping[str, Sequence[CollectionStaged]], timeout_s: float,
     ) -> None:  # fmt: skip
-        """Commit what was staged for a window."""
         targets = self._writing()
         stagings = [(targets[role].writer, stage.rendition, staged[role]) for role, stage in stages.items()]
         append_staged(stagings, window.start, window.end, self._client.runtime.deadline(max(timeout_s, COMMIT_S)))
@@ -345,7 +330,6 @@ class Ingestion:
         return read_parts(self._opened(), window, 2 * self.window_bytes)
 
     def _made(self, messages: pa.Table, window: Window, deadline: Deadline) -> dict[str, pa.Table]:
-        """What messages amount to, by the role of the collection."""
         schemas, waiting = schemas_of(self._schemas, self.record.decoding, messages, deadline), self._waiting(window)
         lookup = partial(self._lookup, window)
         return made_of(self._pipelines, self.record.role_of, messages, lookup, schemas, waiting)

@@ -22,19 +22,9 @@ from persist_lib.sources.envelopes import Meaning
 from persist_lib.sources.growth import Growth, grow
 from persist_lib.sources.health import Report, SourceDescription, fetch_rows, left_of, shown_rows, unread_of
 from persist_lib.sources.joining import add_table
-from persist_lib.sources.kinds import (
-    Declared,
-    check_terms,
-    complete,
-    fresh,
-    hold,
-    names_of,
-    settle,
-    take_away,
-    taken,
-)
+from persist_lib.sources.kinds import Declared, check_terms, complete, fresh, hold, names_of, settle, take_away, taken
 from persist_lib.sources.loading import Loading, Loads
-from persist_lib.sources.records import Declaration, Kind, SourceRecord, State, Terms, changed, declaration_of, minted
+from persist_lib.sources.records import Declaration, Kind, SourceRecord, Terms, changed, declaration_of, minted
 from persist_lib.sources.reprocess import Mended
 from persist_lib.sources.running import PASSING, Ingestion, Progress
 
@@ -171,11 +161,12 @@ class Sources:
 
     def pause(self, name: str, *, why: str = "", timeout: float | None = None) -> None:
         """Let all instances stand still after the step that they are at, wherever they run. Raises NotFound."""
-        self._set(name, "paused", parse_text(why, "why", 1000), timeout)
+        why = parse_text(why, "why", 1000)
+        self._mark(self.find(name), self._deadline(timeout), state="paused", why=why)
 
     def resume(self, name: str, *, timeout: float | None = None) -> None:
         """Let instances continue; a hold of the source that was released is set again. Raises NotFound."""
-        self._set(name, "running", "", timeout)
+        self._mark(self.find(name), self._deadline(timeout), state="running", why="")
         hold(self.controller, self.find(name))
 
     def drop(self, name: str, *, timeout: float | None = None) -> Sequence[str]:
@@ -313,9 +304,6 @@ class Sources:
                 )
                 return self.declared.find(record.name)
         return record
-
-    def _set(self, name: str, state: State, why: str, timeout: float | None) -> None:
-        self._mark(self.find(name), self._deadline(timeout), state=state, why=why)
 
     def _end(self, name: str, timeout: float | None, *, again: bool) -> Sequence[str]:
         deadline = self._deadline(timeout)

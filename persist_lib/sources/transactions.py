@@ -161,8 +161,6 @@ def hold_back(how: Transactions, messages: pa.Table, state: pa.Table) -> Release
 
 
 class _Held:
-    """All that waits."""
-
     def __init__(self, how: Transactions, state: pa.Table) -> None:
         self._how = how
         self._waiting: dict[str, _Transaction] = {}

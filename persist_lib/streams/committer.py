@@ -17,15 +17,7 @@ from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.state import State
-from persist_lib.errors import (
-    Damage,
-    DiffOverflow,
-    Fenced,
-    Indeterminate,
-    InvalidUsage,
-    PersistError,
-    Refused,
-)
+from persist_lib.errors import Damage, DiffOverflow, Fenced, Indeterminate, InvalidUsage, PersistError, Refused
 from persist_lib.frontier import MINIMUM, Antichain
 from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
@@ -75,11 +67,9 @@ class Committer:
         )  # fmt: skip
 
     def deadline(self, timeout: float | None) -> Deadline:
-        """The deadline of a call that may take that many seconds (None: as the settings say). Raises InvalidUsage."""
         return deadline_of(self._client, timeout)
 
     def clock_ms(self) -> int:
-        """Now, for times that are relative to it."""
         return self._client.consensus.now()
 
     def check(self) -> None:

@@ -236,5 +236,4 @@ class _Unwoken(AroundConsensus):
     """A Consensus that wakes no process that waits."""
 
     def wait(self, key: str, seqno: SeqNo, longest_s: float) -> bool:  # noqa: ARG002
-        """Return False: no wake-up will arrive."""
         return False

@@ -145,7 +145,13 @@ class WriterLock:
                 return _set(state, found)
             self._check_free(found, now)
             if found.epoch and found.encoding < ENCODING and not wipes:
-                raise _older(self._client.url, found)
+                raise NewerFormat(
+                    f"the streams of {self._client.url} were written in encoding {found.encoding}, and this release "
+                    f"writes {ENCODING} and reads no older one. Nothing was touched. Read them with the release that "
+                    "wrote them; or, if they can be made again, drop them: open with wipe_older=True, or run "
+                    "`persist streams wipe`",
+                    found=found.encoding, known=ENCODING,
+                )  # fmt: skip
             before = found
             # While older data is being wiped, the lock still says that it is there.
             return _set(state, self._ours(found.epoch + 1, now, found.encoding if found.epoch else ENCODING))
@@ -194,7 +200,6 @@ class WriterLock:
             log.warning("could not release the lock of the streams' writer, whose lease ends by itself: %s", error)
 
     def fenced(self, found: Lock) -> Fenced:
-        """The error for a runtime that is not the writer any more."""
         who = found.owner or found.instance or "an operator who broke the lock"
         return Fenced(
             f"this runtime wrote the streams of {self._client.url} in epoch {self.epoch}, and {who} has moved the lock "
@@ -234,15 +239,6 @@ def _set(state: State, lock: Lock) -> c.SetHold:
     """The command that makes this the lock, if the lock is still as in `state`."""
     hold = state.holds.get(WRITER)
     return c.SetHold(WRITER, MINIMUM, None if hold is None else hold.opaque, msgspec.json.encode(lock))
-
-
-def _older(url: str, found: Lock) -> NewerFormat:
-    return NewerFormat(
-        f"the streams of {url} were written in encoding {found.encoding}, and this release writes {ENCODING} and reads "
-        "no older one. Nothing was touched. Read them with the release that wrote them; or, if they can be made again, "
-        "drop them: open with wipe_older=True, or run `persist streams wipe`",
-        found=found.encoding, known=ENCODING,
-    )  # fmt: skip
 
 
 def commit_together(wanted: Sequence[Wanted], deadline: Deadline, token: bytes | None = None) -> Sequence[Done]:

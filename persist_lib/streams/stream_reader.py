@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
@@ -33,12 +33,8 @@ from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.stream_list import Record
-from persist_lib.streams.stream_state import beyond, from_unsealed, sealed_upper, unsealed_schema
+from persist_lib.streams.stream_state import Call, beyond, from_unsealed, sealed_upper, unsealed_schema
 from persist_lib.times import Times
-
-if TYPE_CHECKING:
-    from persist_lib.streams.committer import Committer
-    from persist_lib.streams.stream_state import Call
 
 
 class Unsealed(NamedTuple):
@@ -358,8 +354,7 @@ class StreamReader:
             upper, snapshot = stream.upper, None
             if upper != at(0):
                 # Not through `snapshot`, which would read the newest state, and wait for the commit that is under way.
-                as_of = stream.newest_sealed()
-                snapshot = snapshot_known(sealed, as_of, RowSelection(sealed.schema))
+                snapshot = snapshot_known(sealed, _last(upper), RowSelection(sealed.schema))
         return Contents(self.schema, upper, snapshot, _table(self.schema, unsealed), _table(self.schema, accepted))
 
     def _as_of(self, upper: Antichain) -> Snapshot | None:

@@ -20,7 +20,7 @@ from persist_lib.client import Client
 from persist_lib.core.state import State
 from persist_lib.errors import DiffOverflow, UpperMismatch
 from persist_lib.format.predicate import Where
-from persist_lib.frontier import MAX_TIME, Antichain, at
+from persist_lib.frontier import Antichain, at
 from persist_lib.ids import MOST_SEQUENCE
 from persist_lib.kernel.columns import array_of
 from persist_lib.kernel.consolidate import I64_MIN, consolidate
@@ -103,11 +103,9 @@ class Step:
 
     def fresh(self) -> list[pa.Table]:
         """The new updates that stay unsealed."""
-        return (
-            self.tables
-            if not self.seals
-            else [kept for table in self.tables if (kept := beyond(table, self.upper)).num_rows]
-        )
+        if not self.seals:
+            return self.tables
+        return [kept for table in self.tables if (kept := beyond(table, self.upper)).num_rows]
 
     def direct(self) -> list[pa.Table]:
         """The new updates that this very commit seals: they never enter the unsealed shard."""
@@ -175,16 +173,6 @@ def from_unsealed(schema: Schema, contents: pa.Table) -> pa.Table:
     return pa.table(columns, schema=schema.updates)
 
 
-def as_number(upper: Antichain) -> int:
-    """A frontier as the sequence number of the producer that seals."""
-    return MOST_SEQUENCE if upper.time is None else upper.time
-
-
-def as_upper(number: int | None) -> Antichain:
-    """The frontier that a sequence number says; None: nothing was sealed yet."""
-    return Antichain(None) if number == MOST_SEQUENCE else at(number or 0)
-
-
 def nbytes(tables: Sequence[pa.Table]) -> int:
     """Bytes of tables."""
     return sum(table.nbytes for table in tables)
@@ -200,9 +188,10 @@ FEW_TABLES = 8
 
 
 def sealed_upper(state: State) -> Antichain:
-    """How far a stream is sealed, as its unsealed shard says it."""
+    """How far a stream is sealed, as its unsealed shard says it: by the sequence number of the producer that seals."""
     produced = state.producers.get(SEALER)
-    return as_upper(None if produced is None else produced.sequence)
+    number = 0 if produced is None else produced.sequence
+    return Antichain(None) if number == MOST_SEQUENCE else at(number)
 
 
 class Stream:
@@ -243,10 +232,6 @@ class Stream:
                 shard=self.sealed.shard, expected=self.upper, actual=sealed.upper,
             )  # fmt: skip
         self.keep_again(room)
-
-    def newest_sealed(self) -> int:
-        """The newest sealed time; where the stream is sealed for good, the last possible one."""
-        return MAX_TIME if self.upper.time is None else self.upper.time - 1
 
     def spill(self) -> None:
         """Keep the unsealed updates in memory no longer."""
@@ -294,13 +279,13 @@ class Stream:
         if not step.seals:
             return [Append(self.write_unsealed, added, a, a + 1)]
         gone = (as_unsealed(self.schema, table, a, retracts=True) for table in self.moved(step))
+        number = MOST_SEQUENCE if step.upper.time is None else step.upper.time
         return [
-            Append(self.write_sealed, _chained(step.direct(), self.moved(step)), step.lower, step.upper),
-            Append(self.write_unsealed, _chained(gone, added), a, a + 1, (SEALER, as_number(step.upper))),
+            Append(self.write_sealed, chain(step.direct(), self.moved(step)), step.lower, step.upper),
+            Append(self.write_unsealed, chain(gone, added), a, a + 1, (SEALER, number)),
         ]
 
     def apply(self, step: Step) -> None:
-        """Note what was committed."""
         self.arrival += 1
         if self.kept is not None:
             fresh = step.fresh()
@@ -322,10 +307,6 @@ def _writer(client: Client, machine: Machine, schema: Schema, lock: WriterLock, 
     registration = FencedRegistration(machine, client.leases, lock, owner)
     number = schema_id(machine, schema)
     return WriteHandle(machine, client.leases, schema, number, registration=registration)
-
-
-def _chained(*iterables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    return chain.from_iterable(iterables)
 
 
 def _together(tables: list[pa.Table]) -> list[pa.Table]:

@@ -144,11 +144,10 @@ def _checked(taken: Sequence[tuple[Part, pa.Table | None]], accepted: Accepted) 
         match part:
             case Write():
                 if table is not None:
-                    _check_open(writer, upper)
+                    if upper.is_top():
+                        raise InvalidUsage(f"stream {name!r} is sealed for good. Nothing was accepted", stream=name)
                     check_times(table, upper, at(LAST_TIME + 1), times)
-                    ops.append(Op(name, table=table))
-                else:
-                    ops.append(Op(name, table=empty_table(writer.schema.updates)))
+                ops.append(Op(name, table=empty_table(writer.schema.updates) if table is None else table))
             case Seal(_, asked):
                 uppers[name] = upper.join(_frontier(times, asked))
                 if upper < uppers[name]:
@@ -170,11 +169,6 @@ def _checked(taken: Sequence[tuple[Part, pa.Table | None]], accepted: Accepted) 
             "one call. Make two calls, the seal first. Nothing was accepted"
         )
     return ops
-
-
-def _check_open(writer: StreamWriter, upper: Antichain) -> None:
-    if upper.is_top():
-        raise InvalidUsage(f"stream {writer.name!r} is sealed for good. Nothing was accepted", stream=writer.name)
 
 
 def _frontier(times: Times, asked: object) -> Antichain:

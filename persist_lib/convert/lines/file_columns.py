@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, fixed_of_json, unreadable, uuid_bytes
+from persist_lib.convert.casts import UNREADABLE, UUID_BYTES, fixed_of_json, unreadable, uuid_bytes, wrong_places
 from persist_lib.schema.schema import TIME_FIELD, Schema
 from persist_lib.schema.widening import default_of
 
@@ -241,26 +241,14 @@ def with_times(schema: Schema, sifted: Sifted, name: str, bounds: tuple[int, int
 def failing(column: pa.ChunkedArray, target: pa.DataType) -> npt.NDArray[np.int64]:
     """The places of values of text that Arrow does not cast to a type, by halves of the distinct ones."""
     distinct = pc.unique(column).drop_null()
-    wrong: list[pa.Array] = []
-    waiting = [distinct]
-    while waiting:
-        some = waiting.pop()
-        try:
-            pc.cast(_trimmed(some), target)
-        except (pa.ArrowException, UnicodeDecodeError):
-            if len(some) == 1:
-                wrong.append(some)
-            else:
-                middle = len(some) // 2
-                waiting += [some.slice(middle), some.slice(0, middle)]
+
+    def convert(some: pa.Array) -> pa.Array:
+        return pc.cast(pc.utf8_trim_whitespace(some.cast(pa.string())), target)
+
+    wrong = wrong_places(distinct, convert, (pa.ArrowException, UnicodeDecodeError))
     if not wrong:
         return np.array([], np.int64)
-    return np.flatnonzero(np.asarray(pc.is_in(column, value_set=pa.concat_arrays(wrong))))
-
-
-def _trimmed(array: pa.Array) -> pa.Array:
-    text = array.cast(pa.string())
-    return pc.utf8_trim_whitespace(text)
+    return np.flatnonzero(np.asarray(pc.is_in(column, value_set=distinct.take(pa.array(wrong)))))
 
 
 _NOISE = (

@@ -75,7 +75,7 @@ class JsonLines:
             for name, raws in nested.items():
                 column = nested_json.column_of(raws, apart[name], is_text=self._is_text)
                 table = table.append_column(name, column)
-            return file_columns.fitted(table, self._settings, self._schema, partial(_lacks, data), _read)
+            return file_columns.fitted(table, self._settings, self._schema, partial(_lacks, data), from_json)
         except (pa.ArrowException, msgspec.ValidationError, InvalidUsage, ValueError, OverflowError) as error:
             if self._extra == "refuse" and (extra := self._unknown(data)):
                 named = ", ".join(map(repr, extra[:5]))
@@ -168,10 +168,6 @@ def _lacks(data: bytes, name: str, column: pa.ChunkedArray) -> Flags:
     return found
 
 
-def _read(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    return from_json(column, field.type)
-
-
 def json_type(target: pa.DataType) -> pa.DataType:
     """What Arrow reads a plain field of JSON as, of which `from_json` makes values of its type."""
     if _is.is_duration(target):
@@ -179,11 +175,11 @@ def json_type(target: pa.DataType) -> pa.DataType:
     return pa.string() if _as_text(target) else target
 
 
-def from_json(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+def from_json(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     """The values of a column that was read as `json_type` says. Raises ArrowInvalid or ValidationError."""
-    if _is.is_duration(target):
-        return column.cast(target)
-    return file_columns.from_text(column, target) if _as_text(target) else column
+    if _is.is_duration(field.type):
+        return column.cast(field.type)
+    return file_columns.from_text(column, field.type) if _as_text(field.type) else column
 
 
 def _as_text(type_: pa.DataType) -> bool:

@@ -81,7 +81,8 @@ class DiskRecords:
 
     def last(self) -> int:
         last = self._mark.checked(self.log, self._settled_last)
-        self._check_closed(last)
+        if (closed := self._closed_at()) > last:
+            raise lost(self._root, last, closed, f"it was closed with {closed}", REPAIR)
         return last
 
     def known_last(self) -> int:
@@ -138,11 +139,6 @@ class DiskRecords:
         is_settled = claim <= newest.epoch or claim == self._epoch or not is_held(self._root / claim_name(claim))
         return last if is_settled and newest == (self._list() or [newest])[-1] else None
 
-    def _check_closed(self, last: int) -> None:
-        """Raise Missing if the log was closed with more events than there are."""
-        if (closed := self._closed_at()) > last:
-            raise lost(self._root, last, closed, f"it was closed with {closed}", REPAIR)
-
     def _closed_at(self) -> int:
         """Where the log ended when it was closed; 0 if it was not. Raises Corrupt."""
         path = self._root / "closed.json"
@@ -181,12 +177,14 @@ class DiskRecords:
     def _segment(self, place: Place) -> Segment:
         known = self._open.get((place.epoch, place.first))
         if known is None:
-            path = self._events / segment_name(place.epoch, place.first)
-            known = self._open[place.epoch, place.first] = Segment(path, self.log, place.epoch, place.first)
+            known = self._open[place.epoch, place.first] = self._opened(place)
             while len(self._open) > OPEN_SEGMENTS:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end((place.epoch, place.first))
         return known
+
+    def _opened(self, place: Place) -> Segment:
+        return Segment(self._events / segment_name(place.epoch, place.first), self.log, place.epoch, place.first)
 
     def get(self, key: Key) -> Held | None:
         with failing(Determinate, "read", self._root):
@@ -230,13 +228,8 @@ class DiskRecords:
                 end = through if place.through is None else min(through, place.through)
                 if end < from_id or place.first > through:
                     continue
-                segment = Segment(
-                    self._events / segment_name(place.epoch, place.first), self.log, place.epoch, place.first
-                )
-                try:
+                with contextlib.closing(self._opened(place)) as segment:
                     yield from segment.read(max(from_id, place.first), end)
-                finally:
-                    segment.close()
 
     def ids(self, space: str) -> list[int]:
         with failing(Determinate, "read", self._root):

@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -115,8 +116,6 @@ def _acquire(path: Path, map_bytes: int, *, create: bool) -> Any:
 
 
 class _Changes:
-    """A transaction."""
-
     def __init__(self, engine: LmdbEngine, transaction: Any) -> None:
         self._engine, self._transaction = engine, transaction
         self.put = transaction.put
@@ -274,8 +273,8 @@ def open_lmdb(options: Sequence[str], opening: Opening) -> OrderedRecords:
     return LmdbEngine(path, int(maps[0]) if maps else MAP_BYTES, create=opening.create).records(opening)
 
 
-META_PAGE = struct.Struct("=QHHIIIQQIH90xQQ")
-"""Page number, padding, flags, free space; magic, version, address, map size; page size; last page, commit."""
+META_PAGE = struct.Struct("=Q2xH4xII16xI92xQQ")
+"""Page number, flags; magic, version; page size; last page, commit. Between them: free space, address, map size."""
 MAGIC, VERSIONS, IS_META = 0xBEEFC0DE, (1, 2), 0x08
 PAGE_SIZES = [1 << bits for bits in range(9, 17)]
 ATTEMPTS = 5
@@ -293,6 +292,9 @@ class _Meta(NamedTuple):
     page_bytes: int
     last_page: int
     commit: int
+
+
+COMMIT = attrgetter("commit")
 
 
 def check_file(path: Path) -> None:
@@ -313,7 +315,7 @@ def make_room(path: Path) -> None:
         first = _meta(file.fileno(), 0)
         second = first and _meta(file.fileno(), first.page_bytes)
         if first is not None and second:
-            end = (max(first, second, key=_commit).last_page + 1) * first.page_bytes
+            end = (max(first, second, key=COMMIT).last_page + 1) * first.page_bytes
             # Never `truncate`, which would cut off what another process appends at the same time.
             os.posix_fallocate(file.fileno(), end, SLACK_BYTES)
 
@@ -331,22 +333,15 @@ def _what_is_wrong(fd: int) -> str:
             return f"page {number} is not as LMDB wrote it"
     if abs(first.commit - second.commit) > 1:
         return f"its first two pages are of the commits {first.commit} and {second.commit}"
-    size, least = os.fstat(fd).st_size, (max(first, second, key=_commit).last_page + 1)
+    size, least = os.fstat(fd).st_size, (max(first, second, key=COMMIT).last_page + 1)
     if size < least * first.page_bytes:
         return f"it is cut: {size} of {least * first.page_bytes} bytes are there"
     return ""
 
 
-def _commit(meta: _Meta) -> int:
-    return meta.commit
-
-
 def _meta(fd: int, at: int) -> _Meta | None:
     data = os.pread(fd, META_PAGE.size, at)
-    if len(data) < META_PAGE.size:
-        return None
-    page, _, flags, _, magic, version, _, _, page_bytes, _, last_page, commit = META_PAGE.unpack(data)
-    return _Meta(page, flags, magic, version, page_bytes, last_page, commit)
+    return None if len(data) < META_PAGE.size else _Meta(*META_PAGE.unpack(data))
 
 
 KIND = Kind(open_lmdb)

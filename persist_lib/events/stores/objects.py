@@ -41,6 +41,7 @@ from persist_lib.events.record import (
     damaged,
     decode_head,
     encode_head,
+    name_of,
 )
 from persist_lib.events.stores.shared import Objects, encode_meta, fenced, open_meta
 from persist_lib.location.api import Object
@@ -89,7 +90,9 @@ class ObjectRecords:
         claims = self._objects.names(f"{CLAIMS}/")
         epoch = max((int(name.rpartition("/")[2]) for name in claims), default=0) + 1
         body = json.dumps({"owner": owner, "claim": f"{self._runtime.entropy():016x}"}).encode()
-        while not self._claim(f"{CLAIMS}/{epoch:010d}", body):
+        while not self._objects.put(name := f"{CLAIMS}/{epoch:010d}", body, None):
+            if (found := self._objects.get(name)) is not None and found[0] == body:
+                break  # by our own request, whose answer was lost
             epoch += 1
         self._epoch = epoch
         tail = self._walk()
@@ -97,12 +100,6 @@ class ObjectRecords:
             raise self._fenced(tail.epoch)
         self._tail = self._fence(tail)
         return epoch
-
-    def _claim(self, name: str, body: bytes) -> bool:
-        if self._objects.put(name, body, None):
-            return True
-        found = self._objects.get(name)
-        return found is not None and found[0] == body
 
     def _fence(self, tail: Tail) -> Tail:
         """Occupy the place behind the last event, and return that event: there may be more than were seen before."""
@@ -146,7 +143,7 @@ class ObjectRecords:
         return True
 
     def _label(self, key: Key, data: bytes) -> Label:
-        what = f"record {key} of {self._where}"
+        what = name_of(key, self._where)
         label, _ = decode_head(memoryview(data), what)
         if label.log != self.log or label.id != key.id or label.fragment != key.fragment:
             raise damaged(what, f"it is of log {label.log.hex()}, id {label.id}, fragment {label.fragment}")
@@ -241,32 +238,31 @@ class ObjectRecords:
             raise self._fenced(self._newest_epoch())
         events = [put for put in puts if put.key.space == EVENTS]
         notes = [put for put in puts if put.key.space != EVENTS]
-        self._put_all([put for put in events if put.key.fragment])
-        self._put_all([put for put in events if not put.key.fragment])
+        self._put_all(events)
         if events:
             self._put_last, self._put_digest = events[-1].key.id, events[-1].head[-16:]
             if self._put_last >= self._hinted + HINT_EVERY:
                 self._write_hint()
         if notes and (newer := self._newest_epoch()) != self._epoch:
             raise self._fenced(newer)
-        self._put_all([put for put in notes if put.key.fragment])
-        self._put_all([put for put in notes if not put.key.fragment])
+        self._put_all(notes)
 
     def _write_hint(self) -> None:
         hint = {"last": self._put_last, "digest": self._put_digest.hex(), "epoch": self._epoch}
         self._objects.overwrite(HINT, json.dumps(hint).encode())
         self._hinted = self._put_last
 
-    def _put_all(self, puts: Sequence[Put]) -> None:
-        """Put them side by side. All have ended when this returns, or raises the error of one."""
-        if len(puts) == 1:
-            self._settle(puts[0])
-            return
-        done = [self._pool.submit(self._settle, put) for put in puts]
-        wait(done)
-        errors = [error for future in done if (error := future.exception()) is not None]
-        for error in sorted(errors, key=lambda error: not isinstance(error, Fenced)):
-            raise error
+    def _put_all(self, every: Sequence[Put]) -> None:
+        """Put them side by side, fragment 0 last. All have ended when this returns, or raises the error of one."""
+        for puts in ([put for put in every if put.key.fragment], [put for put in every if not put.key.fragment]):
+            if len(puts) == 1:
+                self._settle(puts[0])
+                continue
+            done = [self._pool.submit(self._settle, put) for put in puts]
+            wait(done)
+            errors = [error for future in done if (error := future.exception()) is not None]
+            for error in sorted(errors, key=lambda error: not isinstance(error, Fenced)):
+                raise error
 
     def _settle(self, put: Put) -> None:
         name, data = _name(put.key), b"".join((put.head, put.body))
@@ -285,27 +281,24 @@ class ObjectRecords:
         if label.epoch > self._epoch:
             raise self._fenced(label.epoch)
         if label.epoch == self._epoch and label.kind == EVENT and key.space == EVENTS:
-            raise damaged(f"record {key} of {self._where}", "this writer wrote it, and other bytes are there")
+            raise damaged(name_of(key, self._where), "this writer wrote it, and other bytes are there")
         return False
 
     def get(self, key: Key) -> Held | None:
-        found = self._objects.get(_name(key))
-        if found is None or (key.space == EVENTS and not key.fragment and self._is_fence(key, found[0])):
+        if (found := self._objects.get(_name(key))) is None:
             return None
-        return Held(key, memoryview(found[0]))
-
-    def _is_fence(self, key: Key, data: bytes) -> bool:
-        return (
-            len(data) <= LONGEST_HEAD
-            and decode_head(memoryview(data), f"record {key} of {self._where}")[0].kind == FENCE
-        )
+        record = memoryview(found[0])
+        may_be_fence = key.space == EVENTS and not key.fragment and len(record) <= LONGEST_HEAD
+        if may_be_fence and decode_head(record, name_of(key, self._where))[0].kind == FENCE:
+            return None
+        return Held(key, record)
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
         for start in range(from_id, through + 1, AHEAD):
             keys = [Key(EVENTS, id_, 0) for id_ in range(start, min(start + AHEAD, through + 1))]
             for held in self._pool.map(self.get, keys):
                 if held is not None:
-                    label, _ = decode_head(held.record, f"record {held.key} of {self._where}")
+                    label, _ = decode_head(held.record, name_of(held.key, self._where))
                     yield held
                     yield from self._others(label)
 

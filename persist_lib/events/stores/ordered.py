@@ -179,13 +179,11 @@ class ByteEngine(Engine):
             raise self.read_failed(error) from error
 
     def read_failed(self, error: Exception) -> PersistError:
-        """The error for one of the engine."""
         if self.is_damage(error):
             return self.damaged(str(error))
         return Determinate(f"could not read the {self.name} database {self.where}: {error}", path=str(self.where))
 
     def damaged(self, why: str) -> Corrupt:
-        """The error for what cannot be what was written."""
         text = f"the {self.name} database {self.where} is damaged: {why}. Restore it from a copy"
         return Corrupt(text, key=str(self.where))
 

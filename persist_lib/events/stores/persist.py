@@ -214,7 +214,7 @@ class PersistRecords:
             tables = self._rows(self._shard, key=(key.id, key.fragment))
         else:
             tables = self._rows(self._notes.shard, key=(key.space, key.id, key.fragment))
-        return next((_held(key, row) for table in tables for row in _rows_of(table)), None)
+        return next((Held(key, row[3], row[2]) for table in tables for row in _rows_of(table)), None)
 
     def _rows(self, shard: str, **where: Any) -> Iterator[pa.Table]:
         """The newest contents, in the order of keys."""
@@ -229,7 +229,7 @@ class PersistRecords:
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
         for table in self._rows(self._shard, key_from=(from_id,), key_to=(through + 1,)):
             for row in _rows_of(table):
-                yield _held(Key(EVENTS, row[0], row[1]), row)
+                yield Held(Key(EVENTS, row[0], row[1]), row[3], row[2])
 
     def ids(self, space: str) -> list[int]:
         if self._notes.try_fetch() is None:
@@ -279,10 +279,6 @@ def _rows_of(table: pa.Table) -> Iterator[tuple[int, int, memoryview, memoryview
         for at in range(batch.num_rows):
             payload, head = payloads[at].as_buffer(), heads[at].as_buffer()
             yield ids[at].as_py(), fragments[at].as_py(), memoryview(payload).cast("B"), memoryview(head).cast("B")
-
-
-def _held(key: Key, row: tuple[int, int, memoryview, memoryview]) -> Held:
-    return Held(key, row[3], row[2])
 
 
 def _set(state: State, lock: Lock) -> c.SetHold:

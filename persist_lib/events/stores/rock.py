@@ -55,7 +55,6 @@ class _Changes:
             del self._puts[key]
 
     def batch(self) -> WriteBatch:
-        """The same for RocksDB."""
         batch = WriteBatch(raw_mode=True)
         for key in self._deleted:
             batch.delete(key)
@@ -134,7 +133,6 @@ class RockEngine(ByteEngine):
             self._db = self._open()
 
     def _between(self, start: bytes, end: bytes) -> Iterator[Any]:
-        """An iterator of RocksDB, at each record of a range."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         with self.reading():

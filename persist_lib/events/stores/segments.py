@@ -46,7 +46,6 @@ class Frame(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Of which batch it is."""
         return self.number >> 1
 
     @property
@@ -218,7 +217,6 @@ class Segment:
             waiting = []
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -200,12 +200,10 @@ class EndMark:
             return b""
 
     def note(self, log: bytes, puts: Sequence[Put]) -> None:
-        """Say that these were committed."""
         if ids := [put.key.id for put in puts if put.key.space == EVENTS and put.key.fragment == 0]:
             self.write(log, ids[-1])
 
     def write(self, log: bytes, last: int) -> None:
-        """Say that this is the last event."""
         start = log + last.to_bytes(8, "big")
         with suppress(OSError):  # it is only evidence
             if self._fd < 0:
@@ -213,7 +211,6 @@ class EndMark:
             os.pwrite(self._fd, start + xxhash.xxh3_64_digest(start), 0)
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -260,5 +257,4 @@ class Objects:
         sent_again(self._runtime, delete)
 
     def close(self) -> None:
-        """Release connections. Idempotent."""
         self._objects.close()

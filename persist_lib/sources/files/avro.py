@@ -230,8 +230,7 @@ def _messages(at: int, values: pa.Array, schema: str, problems: list[str | None]
 def _within(unpacker: Any, data: bytes) -> bytes:
     """What zlib's, bz2's or lzma's unpacker makes of all of the data. Raises Refused where it is too much."""
     found: bytes = unpacker.decompress(data, LONGEST_BLOCK + 1)
-    if len(found) > LONGEST_BLOCK:
-        raise Refused("it is too large when it is unpacked")
+    _fitting(len(found))
     if not unpacker.eof:
         raise Refused("it is cut")
     return found

@@ -11,6 +11,8 @@ import xxhash
 
 from persist_lib.config import MIB
 from persist_lib.convert.lines.decompression import DamagedFile, same_size, unpacked
+from persist_lib.convert.lines.line_blocks import LONGEST_LINE as LONGEST
+from persist_lib.convert.lines.line_blocks import TEXT_BYTES, cut
 from persist_lib.kernel.columns import array_of
 from persist_lib.sources.files.folders import Opened
 from persist_lib.sources.protocol import Mark
@@ -81,7 +83,11 @@ class Packed(Contents):
         if start < self._at:
             self._begin()
         while self._at + len(self._window) < end and (self.size is None or self._at + len(self._window) < self.size):
-            if (piece := self._next()) is None:
+            try:
+                piece = next(self._pieces, None)
+            except DamagedFile as error:
+                piece, self.is_whole, self.damage = None, False, str(error)
+            if piece is None:
                 self.size = self._at + len(self._window)
                 break
             self._window += piece
@@ -95,13 +101,6 @@ class Packed(Contents):
         if not self._head:
             self._head = self.range(0, FIRST)
         return self._head[:count]
-
-    def _next(self) -> bytes | None:
-        try:
-            return next(self._pieces, None)
-        except DamagedFile as error:
-            self.is_whole, self.damage = False, str(error)
-            return None
 
 
 def check_of(contents: Contents, address: int) -> str:
@@ -156,9 +155,6 @@ def line_end(contents: Contents, start: int, limit: int, *, may_grow: bool) -> i
     return at if not may_grow and contents.is_whole and at > start else start
 
 
-LONGEST = 16 * MIB
-"""The longest line that is given whole, in bytes. Of a longer one the beginning is given, with its problem."""
-KEPT = 1024
 TOO_LONG = f"the line is longer than {LONGEST:,} bytes"
 BOM = b"\xef\xbb\xbf"
 _END = 10
@@ -166,26 +162,17 @@ _END = 10
 
 def tables(contents: Contents, start: int, end: int) -> Iterator[pa.Table]:
     """The lines that start in `[start, end)`; `end` is a line's end. Offsets are addresses; line ends are left out."""
-    at, rest = start, b""
-    is_skipping = False
-    while at + len(rest) < end:
-        piece = contents.range(at + len(rest), min(end, at + len(rest) + PIECE))
-        if not piece:
-            break
-        data = rest + piece
-        if is_skipping:
-            gone = data.find(b"\n") + 1
-            is_skipping = gone == 0
-            at, data = at + (gone or len(data)), data[gone or len(data) :]
-        last = data.rfind(b"\n") + 1
-        if last:
-            yield table_of(data[:last], at)
-        at, rest = at + last, data[last:]
-        if len(rest) > LONGEST:
-            yield _too_long(rest, at)
-            at, rest, is_skipping = at + len(rest), b"", True
-    if rest:
-        yield table_of(rest + b"\n", at)
+    for block in cut(_pieces(contents, start, end), start, start, None, LONGEST):
+        if block.problem is None:
+            yield table_of(block.data if block.data.endswith(NEWLINE) else block.data + NEWLINE, block.offset)
+        else:
+            yield _messages(np.array([block.offset]), pa.array([block.data], pa.binary()), pa.array([TOO_LONG]))
+
+
+def _pieces(contents: Contents, at: int, end: int) -> Iterator[bytes]:
+    while at < end and (piece := contents.range(at, min(end, at + PIECE))):
+        yield piece
+        at += len(piece)
 
 
 def table_of(data: bytes, at: int) -> pa.Table:
@@ -202,13 +189,9 @@ def table_of(data: bytes, at: int) -> pa.Table:
     if int((ends - starts).max()) > LONGEST:
         # Whether a line is too long must not depend on how the pieces were cut.
         is_long = pa.array(ends - starts > LONGEST)
-        values = pc.if_else(is_long, pc.binary_slice(values, 0, KEPT), values)
+        values = pc.if_else(is_long, pc.binary_slice(values, 0, TEXT_BYTES), values)
         problems = pc.if_else(is_long, TOO_LONG, problems)
     return _messages(starts + at, values, problems)
-
-
-def _too_long(rest: bytes, at: int) -> pa.Table:
-    return _messages(np.array([at]), pa.array([rest[:KEPT]], pa.binary()), pa.array([TOO_LONG]))
 
 
 def _messages(addresses: np.ndarray, values: pa.Array, problems: pa.Array) -> pa.Table:

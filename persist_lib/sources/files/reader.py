@@ -154,7 +154,11 @@ class LineFiles(FolderReader):
                 continue
             except OSError as error:
                 raise Determinate(f"the file {partition} {_unreadable(error).why}. It is tried again") from error
-        raise self._gone(partition, start)
+        raise Gone(
+            f"the file {partition} is gone, and its lines from byte {start.address} on are still needed. Nothing of "
+            "them was written. Put it back; a file may go once the source says that it is durable",
+            partition=partition, address=start.address,
+        )  # fmt: skip
 
     def _read(self, partition: str, file: File, contents: Contents, start: Mark, end: Mark) -> Iterator[pa.Table]:
         contents.keep(start.address)
@@ -284,13 +288,6 @@ class LineFiles(FolderReader):
         if end < 0 and len(line) < LONGEST_FIRST_LINE and self._may_grow and file.packing is None:
             return None
         return xxhash.xxh3_128_hexdigest(line[:end] if end >= 0 else line) if line else None
-
-    def _gone(self, partition: str, mark: Mark) -> Gone:
-        return Gone(
-            f"the file {partition} is gone, and its lines from byte {mark.address} on are still needed. Nothing of "
-            "them was written. Put it back; a file may go once the source says that it is durable",
-            partition=partition, address=mark.address,
-        )  # fmt: skip
 
 
 def _opened(file: File, opened: Opened) -> Contents:

@@ -331,7 +331,6 @@ class Ahead:
 
     @property
     def bytes(self) -> int:
-        """About how many bytes it holds."""
         return sum(int(chunk.sizes[-1]) for chunk in self.chunks)
 
     def add(self, chunk: Chunk) -> None:

@@ -62,7 +62,9 @@ class Kafka(
 
     def __post_init__(self) -> None:
         for broker in parse_text(self.brokers, "brokers", 4096).split(","):
-            _check_broker(broker)
+            host, colon, port = broker.strip().rpartition(":")
+            if not host or not colon or not port.isdecimal() or "/" in broker or "@" in broker:
+                raise InvalidUsage(f'brokers are given as "host:9092,other:9092": got {shown(broker)}')
         if (self.topic is None) == (not self.topics):
             raise InvalidUsage(f"pass topic= or topics=, one of them: got {shown(self.topic)} and {shown(self.topics)}")
         if not isinstance(self.topics, tuple):
@@ -172,12 +174,6 @@ def parse_kafka_url(url: str) -> Kafka:
         brokers=parts.netloc, topics=topics, group=options.pop("group", None),
         isolation=options.pop("isolation", "read_committed"), options=options,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def _check_broker(broker: str) -> None:
-    host, colon, port = broker.strip().rpartition(":")
-    if not host or not colon or not port.isdecimal() or "/" in broker or "@" in broker:
-        raise InvalidUsage(f'brokers are given as "host:9092,other:9092": got {shown(broker)}')
 
 
 def _check_options(options: object) -> None:

@@ -87,7 +87,8 @@ class KafkaReader:
         self._find_topics(bound)
         partitions = _partitions(self._topics)
         self._ends = self._cluster.ends(partitions)
-        begins = self._begins(bound)
+        # Where the source begins in each partition that it has nothing of yet.
+        begins = self._cluster.beginnings(one for one, end in self._ends.items() if end and named(one) not in bound)
         wanted = {}
         for one in partitions:
             at = self._start(one, bound.get(named(one)), begins)
@@ -132,7 +133,11 @@ class KafkaReader:
         if is_new:
             self._verify({partition: end})
         if not ahead.last(end.address).is_within(_known(end).last):
-            raise self._kept_other(one) if is_kept else _other_log(partition, end.address)
+            raise (
+                self._cluster.failed(f"{named(one)}: brokers lost messages that this instance had read. It reads again")
+                if is_kept
+                else _other_log(partition, end.address)
+            )
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         seen = self._seen.get(parsed(partition))
@@ -203,10 +208,6 @@ class KafkaReader:
             for partition, mark in marks.items():
                 self._check_topic(partition, mark)
             raise self._cluster.failed("a topic was made or deleted while it was read")
-
-    def _begins(self, bound: Mapping[str, Mark]) -> dict[Partition, int]:
-        """Where the source begins in each partition that it has nothing of yet."""
-        return self._cluster.beginnings(one for one, end in self._ends.items() if end and named(one) not in bound)
 
     def _start(self, one: Partition, mark: Mark | None, begins: Mapping[Partition, int]) -> int:
         if mark is None:
@@ -336,9 +337,6 @@ class KafkaReader:
             "`persist source reset` would lose",
             partition=partition, address=address,
         )  # fmt: skip
-
-    def _kept_other(self, one: Partition) -> Exception:
-        return self._cluster.failed(f"{named(one)}: brokers lost messages that this instance had read. It reads again")
 
     def _silent(self, one: Partition, at: int, end: int) -> Exception:
         return self._cluster.failed(f"{named(one)}: there are messages from {at} to {end}, and none came")

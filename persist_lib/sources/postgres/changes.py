@@ -29,15 +29,7 @@ from persist_lib.kernel.order import sort_order, take
 from persist_lib.schema.schema import DIFF_FIELD, Schema
 from persist_lib.sources.decoding import Decoding
 from persist_lib.sources.postgres.columns import changed, check_added, header_of, places_of
-from persist_lib.sources.postgres.tuples import (
-    Texts,
-    changed_texts,
-    choose,
-    copied_texts,
-    flags_of,
-    slices,
-    typed,
-)
+from persist_lib.sources.postgres.tuples import Texts, changed_texts, choose, copied_texts, flags_of, slices, typed
 
 Rows = npt.NDArray[np.int64]
 LookupAll = Callable[[pa.Table | None], pa.Table]
@@ -140,9 +132,7 @@ def _tuples(decoding: Decoding, decoded: Schema, schema: Schema, messages: pa.Ta
             if keyless and (part := (texts.has_old | texts.is_update) & ~texts.is_whole).any():
                 raise changed(_where(messages, start + low + int(np.argmax(part))), "its rows are not whole in the log")
             found.append(_typed(decoded, None if keyless else schema.key_names, defaults, texts, places, start + low))
-    bad: dict[int, str] = {}
-    for one in found:
-        bad |= one.bad
+    bad = {n: why for one in found for n, why in one.bad.items()}
     flags = {name: np.concatenate([getattr(one, name) for one in found]) for name in FLAGS}
     unchanged = {name: np.concatenate([one.unchanged[name] for one in found]) for name in decoded.names}
     new, old = (pa.concat_tables([getattr(one, name) for one in found]) for name in ("new", "old"))

@@ -231,16 +231,12 @@ def _check_fits(given: Declaration, schema: Schema, table: Table) -> None:
         )
     columns = Pipeline(decoding, given.meaning, schema).decoded
     if decoding.extra == "add":
-        _check_takes_all(decoding, columns, table)
+        taken = {decoding.source(name) for name in columns.names}
+        if left := [column.name for column in table.columns if column.name not in taken]:
+            raise InvalidUsage(f'extra="add" takes all columns of {table.sql}, and the schema leaves out {left}')
     problem = places_of(columns, None if keyless else schema.key_names, decoding, Header(table.columns, copied=keyless))
     if isinstance(problem, str):
         raise InvalidUsage(f"{table.sql} does not fit the schema: {problem}. Nothing was made")
-
-
-def _check_takes_all(decoding: Decoding, columns: Schema, table: Table) -> None:
-    taken = {decoding.source(name) for name in columns.names}
-    if left := [column.name for column in table.columns if column.name not in taken]:
-        raise InvalidUsage(f'extra="add" takes all columns of {table.sql}, and the schema leaves out {left}')
 
 
 def _taken(record: SourceRecord, found: Mapping[str, Known]) -> Mapping[str, Known]:

@@ -21,7 +21,6 @@ from persist_lib.errors import Determinate, Diverged, Gone, ShardFinished
 from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.growth import Growth
 from persist_lib.sources.postgres import server, snapshot
-from persist_lib.sources.postgres.added_columns import fetch_growth
 from persist_lib.sources.postgres.columns import changed
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.log_messages import Logged, Transaction
@@ -190,15 +189,10 @@ class TableReader:
                     partition=self._partition, address=end,
                 )  # fmt: skip
 
-    def _since(self, table: str) -> int:
-        """From which place of the log on changes of a table are the source's."""
-        return self._joined.get(table, MOST_ADDRESS) if table in self._joins else 0
-
     def _of_joined(self, one: Transaction) -> Transaction:
         """A transaction without changes of tables that had not joined by then: what these did is in a snapshot."""
-        if all(self._since(table) <= one.address for table in self._joins):
-            return one
-        return one._replace(changes=[change for change in one.changes if self._since(change.table) <= one.address])
+        late = {table for table in self._joins if self._joined.get(table, MOST_ADDRESS) > one.address}
+        return one._replace(changes=[change for change in one.changes if change.table not in late]) if late else one
 
     def estimate(self, partition: str, start: int, end: int) -> int:
         del partition
@@ -253,7 +247,7 @@ class TableReader:
         if not self._tables:
             self._looked(START)
         with asking(self._declared, "look at the tables' columns"):
-            return fetch_growth(self._connected(), self._oids(), self._known)
+            return server.fetch_growth(self._connected(), self._oids(), self._known)
 
     def close(self) -> None:
         self._stop()
@@ -282,7 +276,11 @@ class TableReader:
             assert row is not None  # noqa: S101 - an outer join of one row
             flushed, kept, confirmed, status, oids = row
             if confirmed is None or status == "lost":
-                raise self._lost(mark, "is not there" if confirmed is None else "was given up by the server")
+                what = "is not there" if confirmed is None else "was given up by the server"
+                raise self._gone(
+                    mark, f"the replication slot {slot_of(self._id)} {what}, and the log from {lsn_text(mark.address)} "
+                    "on is still needed (look at max_slot_wal_keep_size and most_retained)",
+                )  # fmt: skip
             if None in oids:
                 raise self._gone(mark, f"the table {names[oids.index(None)]} was dropped or renamed")
             if oids != [*self._oids().values()]:
@@ -421,12 +419,6 @@ class TableReader:
             self.close()
             raise
         return stream.reached > before
-
-    def _lost(self, mark: Mark, what: str) -> Gone:
-        return self._gone(
-            mark, f"the replication slot {slot_of(self._id)} {what}, and the log from {lsn_text(mark.address)} on is "
-            "still needed (look at max_slot_wal_keep_size and most_retained)",
-        )  # fmt: skip
 
     def _gone(self, mark: Mark, what: str) -> Gone:
         return Gone(

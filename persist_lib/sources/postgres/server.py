@@ -1,4 +1,7 @@
-"""A PostgreSQL server that is a source: connections to it, what its tables are, and what it publishes of them."""
+"""A PostgreSQL server that is a source: connections to it, what its tables are, and what it publishes of them.
+
+And which columns they got since a source last looked, and what older rows have in them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
@@ -14,8 +18,12 @@ from psycopg.rows import namedtuple_row
 from persist_lib.errors import Determinate, InvalidUsage, NotFound
 from persist_lib.location.postgres.connection import connection_failed, dialling
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.sources.postgres.columns import Column
+from persist_lib.schema.types import format_type
+from persist_lib.sources.growth import Added, Growth
+from persist_lib.sources.postgres.columns import Column, arrow_type, changed
 from persist_lib.sources.postgres.kind import Postgres
+from persist_lib.sources.postgres.tuples import typed
+from persist_lib.sources.records import Known
 
 CONNECT_S = 10
 SETTINGS = (
@@ -58,6 +66,15 @@ WHERE c.oid = {oid} ORDER BY a.attnum
 """
 COLUMNS = f"SELECT * FROM ({_COLUMNS}) c WHERE NOT is_generated"  # noqa: S608 - no text of a user
 """The columns that the log has: those that are not generated."""
+_PRESENT = """
+SELECT c.oid::bigint AS oid, c.relfilenode::bigint AS file, a.attname AS name, a.attnum::int AS number,
+       a.atttypid::bigint AS type, a.atttypmod AS modifier,
+       convert_to((a.attmissingval::text::text[])[1], 'UTF8') AS missing,
+       a.xmax::text::bigint AS replacing, pg_current_wal_insert_lsn()::text AS there
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.oid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+"""
+"""The columns that the log has. `missing` is what rows have that are older than the column."""
 
 
 class Table(NamedTuple):
@@ -237,7 +254,7 @@ def check_published(
 ) -> None:
     """Refuse a publication that is not there, or that does not give all of a table; `adds`: it may get that."""
     name = sql.Identifier(publication).as_string(None)
-    row = next(iter(_ask_noted(connection, publication, [table.oid])), None)
+    row = next(iter(_asked(connection, _NOTED, publication, [table.oid])), None)
     if row is None or row.is_all is None:
         run = f"CREATE PUBLICATION {name} FOR TABLE {all_tables};"
         raise refused(declared, f"there is no publication {name}", run)
@@ -267,8 +284,8 @@ class Noted(NamedTuple):
     is_keyed: bool
 
 
-def _ask_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> list[Any]:
-    return connection.cursor(row_factory=namedtuple_row).execute(_NOTED, [publication, oids]).fetchall()
+def _asked(connection: psycopg.Connection[Any], query: str, *values: Any) -> list[Any]:
+    return connection.cursor(row_factory=namedtuple_row).execute(query.encode(), values).fetchall()
 
 
 def fetch_noted(connection: psycopg.Connection[Any], publication: str, oids: list[int]) -> dict[int, Noted]:
@@ -279,7 +296,7 @@ def fetch_noted(connection: psycopg.Connection[Any], publication: str, oids: lis
     transaction is open it is not known where its end will be: raises Determinate.
     """
     found: dict[int, Noted] = {}
-    for row in _ask_noted(connection, publication, oids):
+    for row in _asked(connection, _NOTED, publication, oids):
         is_published = row.published is not None and row.is_all and row.is_whole
         for xid in row.replacing if is_published else ():
             if is_being_changed(connection, xid):
@@ -309,3 +326,56 @@ def parse_lsn(text: str | None) -> int:
     """A place in the log as a number; 0 for none."""
     high, _, low = (text or "0/0").partition("/")
     return (int(high, 16) << 32) | int(low, 16)
+
+
+def fetch_growth(
+    connection: psycopg.Connection[Any], oids: Mapping[str, int], known: Mapping[str, Known]
+) -> Growth | None:
+    """What a table has that is not known yet; of several, the first that has something. None if nothing is new."""
+    found: dict[int, list[Any]] = {}
+    for row in _asked(connection, _PRESENT, [*oids.values()]):
+        found.setdefault(row.oid, []).append(row)
+    growths = (_growth(connection, name, found.get(oids[name], []), known[name]) for name in oids if name in known)
+    return next((growth for growth in growths if growth is not None), None)
+
+
+def _growth(connection: psycopg.Connection[Any], name: str, rows: list[Any], known: Known) -> Growth | None:
+    """What a table has that is not known yet: columns, and the file with its rows; None if nothing is new.
+
+    What older rows have in a column is known as long as they are in the file that they were in before it came: of what
+    was written again, the catalog does not tell that any more. Raises SchemaChanged otherwise.
+
+    Columns are there by the place that is asked for while they are looked at, as what their transaction did is
+    seen after it is in the log. That none was gone by that place is what the second look tells: see `fetch_noted`.
+    """
+    if not rows:
+        return None  # the table was dropped: the next look tells
+    file, there = rows[0].file, rows[0].there
+    new = [row for row in rows if row.name not in known.columns]
+    if not new:
+        return None if file == known.file else Growth(name, (), file, parse_lsn(there))
+    for row in new:
+        if was := next((name for name, number in known.columns.items() if number == row.number), None):
+            raise changed(there, f"its column {was!r} is called {row.name!r}")
+    if file != known.file:
+        raise changed(
+            there,
+            f"it has the new column {new[0].name!r}, and all its rows were written again since (by a default such as "
+            "random(), VACUUM FULL or TRUNCATE), so that what older ones have there is not in the log",
+        )
+    again = {row.number: row for row in _asked(connection, _PRESENT, [rows[0].oid])}
+    for row in new:
+        seen = again.get(row.number)
+        if seen is None or seen[:6] != row[:6] or is_being_changed(connection, seen.replacing):
+            raise Determinate(
+                f"the column {row.name!r} is being changed, by a transaction that is open: it looks again"
+            )
+    return Growth(name, tuple(map(_added, new)), file, parse_lsn(there))
+
+
+def _added(row: Any) -> Added:
+    wanted = arrow_type(row.type, row.modifier)
+    values, bad = typed(pa.field(row.name, wanted), pa.array([row.missing], pa.large_binary()))
+    if bad:
+        raise changed(row.there, f"older rows have a default that cannot be kept: {bad[0]}")
+    return Added(row.name, row.number, format_type(wanted), values[0].as_py())

@@ -21,7 +21,7 @@ from persist_lib.kernel.columns import array_of, packed, unpacked
 from persist_lib.sources.agreed_value import Choices
 from persist_lib.sources.postgres.columns import Column, Header
 from persist_lib.sources.postgres.kind import Postgres
-from persist_lib.sources.postgres.server import COLUMNS, Table, parse_lsn, slot_of
+from persist_lib.sources.postgres.server import COLUMNS, Table, list_of, parse_lsn, slot_of
 from persist_lib.sources.postgres.stream import Wire, message_table
 
 CHUNK_BYTES = 4 * MIB
@@ -38,11 +38,6 @@ class Beginning(msgspec.Struct, frozen=True, omit_defaults=True):
     check: str
     header: Header
     others: tuple[Header, ...] = ()
-
-    @property
-    def headers(self) -> tuple[Header, ...]:
-        """Those of all tables."""
-        return (self.header, *self.others)
 
 
 class Snapshot(NamedTuple):
@@ -113,7 +108,7 @@ def _check_unbroken(wire: Wire, tables: Mapping[str, Table]) -> None:
     SUBTLE: these do not obey snapshots: a reader of the table afterwards sees none of the rows that it had before.
     The catalog obeys them. So there a table's file is the one that it was, and the function tells the one that it is.
     """
-    wire.ask(f"LOCK TABLE {', '.join(f'ONLY {table.sql}' for table in tables.values())} IN ACCESS SHARE MODE")
+    wire.ask(f"LOCK TABLE {list_of(tables)} IN ACCESS SHARE MODE")
     for table in tables.values():
         same = wire.ask(
             f"SELECT c.relfilenode = pg_relation_filenode(c.oid) FROM pg_class c WHERE c.oid = {table.oid}"  # noqa: S608
@@ -130,7 +125,7 @@ def check_of(wire: Wire, tables: Mapping[str, Table]) -> str:
 
 def copied_messages(chosen: Snapshot, names: Sequence[str]) -> Iterator[pa.Table]:
     """The rows of a snapshot of tables with these names, all at the address just before the log continues."""
-    address, headers = chosen.beginning.lsn - 1, chosen.beginning.headers
+    address, headers = chosen.beginning.lsn - 1, (chosen.beginning.header, *chosen.beginning.others)
     for number, lines in chosen.lines():
         count = len(lines)
         every = array_of(np.zeros(count, np.int32))

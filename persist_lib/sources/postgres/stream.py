@@ -23,15 +23,7 @@ from persist_lib.errors import Gone
 from persist_lib.kernel.columns import array_of
 from persist_lib.sources.postgres.kind import Postgres
 from persist_lib.sources.postgres.log_messages import Change, Logged, LogMessages, Transaction
-from persist_lib.sources.postgres.server import (
-    asking,
-    connect,
-    lsn_text,
-    parse_lsn,
-    plain_sql,
-    publication_of,
-    slot_of,
-)
+from persist_lib.sources.postgres.server import asking, connect, lsn_text, parse_lsn, plain_sql, publication_of, slot_of
 from persist_lib.sources.protocol import ADDRESS, VALUE
 
 STATUS = struct.Struct(">cQQQqB")

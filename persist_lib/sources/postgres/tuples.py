@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from persist_lib.convert.casts import uuid_bytes
+from persist_lib.convert.casts import uuid_bytes, wrong_places
 from persist_lib.convert.json_columns import REFUSED, canonical_texts
 from persist_lib.errors import Corrupt
-from persist_lib.kernel.columns import Flags, mask_of
+from persist_lib.kernel.columns import Flags, joined, mask_of
 from persist_lib.schema.types import JSON, format_type, is_json
 
 Rows = npt.NDArray[np.int64]
@@ -75,9 +75,7 @@ def copied_texts(values: pa.Array, columns: int) -> Texts:
         )
     no, yes = np.zeros(count, np.bool_), np.ones(count, np.bool_)
     nothing = pa.nulls(count, pa.large_binary())
-    new = [table.column(name).combine_chunks() for name in names]
-    new = [column.chunk(0) if isinstance(column, pa.ChunkedArray) else column for column in new]
-    return Texts(yes, no, no, no, no, new, [no] * columns, [nothing] * columns)
+    return Texts(yes, no, no, no, no, [*map(joined, table.columns)], [no] * columns, [nothing] * columns)
 
 
 def _read_copied(data: pa.Buffer, names: list[str]) -> pa.Table:
@@ -203,7 +201,7 @@ def typed(field: pa.Field, texts: pa.Array) -> tuple[pa.Array, dict[int, str]]:
     except (pa.ArrowException, *REFUSED):
         pass
     distinct = texts.dictionary_encode()
-    wrong = _wrong(distinct.dictionary, field)
+    wrong = wrong_places(distinct.dictionary, lambda some: _cast(some, field), (pa.ArrowException, *REFUSED))
     is_wrong = np.isin(np.asarray(distinct.indices.fill_null(-1)), wrong)
     kept = pc.if_else(pa.array(is_wrong), pa.nulls(len(texts), texts.type), texts)
     bad: dict[int, str] = {}
@@ -212,23 +210,6 @@ def typed(field: pa.Field, texts: pa.Array) -> tuple[pa.Array, dict[int, str]]:
         wanted = JSON if is_json(field) else format_type(field.type)
         bad[index] = f"column {field.name}: {value!r} is no {wanted}; a column declared as string would hold it"
     return _cast(kept, field), bad
-
-
-def _wrong(distinct: pa.Array, field: pa.Field) -> list[int]:
-    """The places of values that cannot be cast, by halves."""
-    found: list[int] = []
-    waiting = [(0, len(distinct))]
-    while waiting:
-        start, end = waiting.pop()
-        try:
-            _cast(distinct.slice(start, end - start), field)
-        except (pa.ArrowException, *REFUSED):
-            middle = (start + end) // 2
-            if end - start == 1:
-                found.append(start)
-            else:
-                waiting += [(start, middle), (middle, end)]
-    return found
 
 
 def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -30,6 +30,8 @@ from persist_lib.sources.records import Known
 
 OLDEST = 150_000
 DROP_ATTEMPTS = 20
+THERE = (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation)
+"""Another process may make the same just now."""
 _SERVER = """
 SELECT current_setting('server_version_num')::int, current_setting('wal_level'), rolsuper OR rolreplication OR
        EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')),
@@ -55,10 +57,7 @@ def find_joining(declared: Postgres, table: str) -> Table:
     """The one of the tables that is to be added to a source of the others. Raises InvalidUsage, and NotFound."""
     with connect(declared) as connection, asking(declared, f"look at {table}"):
         found = find_tables(connection, declared, is_known={*declared.names} - {table})[table]
-        if declared.publication is None:
-            _check_may_publish(connection, declared, found, list_of({table: found}))
-        else:
-            check_published(connection, declared, found, declared.publication, list_of({table: found}), adds=True)
+        check_publication(connection, declared, {table: found}, declared.publication, adds=True)
         return found
 
 
@@ -70,7 +69,7 @@ def join(declared: Postgres, id_: str, name: str, table: Table) -> Known:
     with connect(declared) as connection, asking(declared, f"publish {name}"):
         if declared.publication is None:
             slot = sql.Identifier(slot_of(id_)).as_string(None)
-            with _unless_there():
+            with suppress(*THERE):
                 connection.execute(plain_sql(f"ALTER PUBLICATION {slot} ADD TABLE ONLY {table.sql}"))
         return _known(connection, declared, id_, {name: table})[name]
 
@@ -94,8 +93,9 @@ def _check_server(connection: psycopg.Connection[Any], declared: Postgres) -> No
 
 
 def check_publication(
-    connection: psycopg.Connection[Any], declared: Postgres, tables: Mapping[str, Table], publication: str | None
-) -> None:
+    connection: psycopg.Connection[Any], declared: Postgres, tables: Mapping[str, Table], publication: str | None,
+    *, adds: bool = False,
+) -> None:  # fmt: skip
     """Refuse a publication that is not there or does not give all of the tables; without one, who may not make it.
 
     It has to name each table. Of one for all tables, or for those of a schema, the catalog does not tell whether a
@@ -105,7 +105,7 @@ def check_publication(
         if publication is None:
             _check_may_publish(connection, declared, table, list_of(tables))
         else:
-            check_published(connection, declared, table, publication, list_of(tables))
+            check_published(connection, declared, table, publication, list_of(tables), adds=adds)
 
 
 def look(declared: Postgres, id_: str) -> dict[str, Known]:
@@ -148,14 +148,14 @@ def make(declared: Postgres, id_: str, timeout_s: float) -> dict[str, Known]:
     with connect(declared) as connection, asking(declared, "make the replication slot"):
         tables = find_tables(connection, declared)
         if declared.publication is None and not _has(connection, "pg_publication WHERE pubname", slot):
-            with _unless_there():
+            with suppress(*THERE):
                 connection.execute(plain_sql(f"CREATE PUBLICATION {name} FOR TABLE {list_of(tables)}"))
         known = _known(connection, declared, id_, tables)
         if _has(connection, "pg_replication_slots WHERE slot_name", slot):
             return known
         connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(max(1, int(timeout_s * 1000)))])
         try:
-            with _unless_there():
+            with suppress(*THERE):
                 connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         except psycopg.errors.QueryCanceled as error:
             raise Determinate(
@@ -196,13 +196,6 @@ def _drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
             if attempt == DROP_ATTEMPTS - 1:
                 raise
             connection.execute("SELECT pg_sleep(0.25)")
-
-
-@contextmanager
-def _unless_there() -> Iterator[None]:
-    """Another process may make the same just now."""
-    with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
-        yield
 
 
 def _has(connection: psycopg.Connection[Any], where: str, name: str) -> bool:

@@ -12,7 +12,7 @@ from persist_lib.core.plan.written import Plan, ShardPlan, parse_plan
 from persist_lib.errors import InvalidUsage, NotFound, Paused, PlanMoved
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
-from persist_lib.pending_area import absorption_plan as area_plans
+from persist_lib.pending_area import area as area_plans
 from persist_lib.pending_area.absorption import absorb_shard
 from tests.unit.pending_area.areas import NAME, Area, plain, said
 
