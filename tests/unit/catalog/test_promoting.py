@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,29 @@ def world_in(store: str, number: int) -> World:
 def places_of(store: str, every: int) -> Sequence[int]:
     """The requests at which a process dies; on servers some by day, as each takes a second."""
     return by_day(range(1, 1_000), every if store == "memory" else 17)
+
+
+def died_in(make: Callable[[World], object], store: str, every: int, **how: Any) -> Iterator[tuple[int, World]]:
+    """The worlds in which a promotion of `t` died, at each of its requests in turn, and that request's number."""
+    is_over = False
+    for number in places_of(store, every):
+        fresh = world_in(store, number)
+        make(fresh)
+        plan = DiesAt(number)
+        table = fresh.client(LATER, plan=plan).table("t")
+        plan.is_armed = True
+        try:
+            table.promote(**how)
+            is_over = True
+        except Killed:
+            plan.is_armed = False
+            yield number, fresh
+        plan.is_armed = False
+        fresh.close()
+        if is_over:
+            break
+    assert is_over
+    assert number > 10
 
 
 def lone(world: World, times: int = 3) -> persist.Client:
@@ -162,21 +185,7 @@ def test_every_verb_of_an_open_table_continues() -> None:
 def test_whoever_dies_at_whichever_request_loses_nothing(store: str) -> None:
     """Before the deciding one the shard is what it was, and another promotes it; after it, it is the collection."""
     left: Counter[str] = Counter()
-    for number in places_of(store, 6):
-        fresh = world_in(store, number)
-        lone(fresh)
-        plan = DiesAt(number)
-        dying = fresh.client(LATER, plan=plan)
-        table = dying.table("t")
-        plan.is_armed = True
-        try:
-            table.promote()
-        except Killed:
-            plan.is_armed = False
-        else:
-            plan.is_armed = False
-            fresh.close()
-            break
+    for number, fresh in died_in(lone, store, 6):
         other = fresh.client(LATER)
         with fresh.client(LATER).table("t") as found:
             left[found.carrier] += 1
@@ -191,9 +200,7 @@ def test_whoever_dies_at_whichever_request_loses_nothing(store: str) -> None:
         assert other.table("t").describe().retention == 1
         assert not other.controller().describe("t").pending
         assert len(other.controller().list()) == 1
-        fresh.close()
     assert has_met(left, {"shard", "collection"})
-    assert number > 10
 
 
 def test_what_cannot_be_promoted_is_refused_and_stays_as_it_is(world: World) -> None:
@@ -676,20 +683,7 @@ def test_whoever_dies_while_a_table_joins_loses_nothing(make: Any, timeline: str
     """A timeline that is made with it is there if, and only if, the table joins it, without a second call."""
     left: Counter[str] = Counter()
     how: dict[str, Any] = {"timeline": timeline, "make_timeline": timeline == "fresh"}
-    for number in places_of(store, 8):
-        fresh = world_in(store, number)
-        make(fresh)
-        plan = DiesAt(number)
-        table = fresh.client(LATER, plan=plan).table("t")
-        plan.is_armed = True
-        try:
-            table.promote(**how)
-        except Killed:
-            plan.is_armed = False
-        else:
-            plan.is_armed = False
-            fresh.close()
-            break
+    for number, fresh in died_in(make, store, 8, **how):
         lines = {one.name for one in fresh.client(LATER).controller().catalog.fetch().timelines.values()}
         if timeline in lines:
             fresh.client(LATER).transaction(timeline).rollback()
@@ -708,9 +702,7 @@ def test_whoever_dies_while_a_table_joins_loses_nothing(make: Any, timeline: str
                 transaction.insert("other", [row_of(5)])
         assert ids(other.table("t")) == [0, 1, 3, 5], number
         assert not other.controller().describe("t").pending
-        fresh.close()
     assert has_met(left, {"shard" if make is lone_by_a_clock else "collection", f"timeline {timeline!r}"})
-    assert number > 10
 
 
 @pytest.mark.parametrize("way", ["server", "store"])

@@ -97,9 +97,8 @@ def test_every_shard_of_every_layer_refuses_an_id_that_appends_for_something_els
 
 
 @pytest.mark.parametrize("what", ["pending area", "stream", "event log"])
-def test_whoever_is_let_in_while_a_shard_is_being_made_is_put_out_again(what: str) -> None:
+def test_whoever_is_let_in_while_a_shard_is_being_made_is_put_out_again(world: World, what: str) -> None:
     """A rival tries to get an id on each new shard before each request, and to append by it at the end."""
-    world = World()
     rival = Rival(world.inner.consensus)
     client, other = world.client(rival=rival), world.client()
     ids: dict[str, WriterId] = {}
@@ -122,11 +121,9 @@ def test_whoever_is_let_in_while_a_shard_is_being_made_is_put_out_again(what: st
     live = {name for name, id_ in ids.items() if id_ in other.inspect(name).state.writers}
     assert ids.keys() > live
     assert {name for name in live if not name.startswith("streams.")} == set()
-    world.close()
 
 
-def test_an_area_of_an_earlier_release_is_let_be_until_it_is_absorbed() -> None:
-    world = World()
+def test_an_area_of_an_earlier_release_is_let_be_until_it_is_absorbed(world: World) -> None:
     area = Area(world)
     area.client.release_hold(NAME, MARK)  # as it was before
     write = world.client().open_writer(NAME, SCHEMA)
@@ -141,4 +138,3 @@ def test_an_area_of_an_earlier_release_is_let_be_until_it_is_absorbed() -> None:
         write.append_now(MORE)
     area.put("a", 3, 6)
     assert area.absorb().upper == persist.at(6)
-    world.close()

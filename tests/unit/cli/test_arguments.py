@@ -71,15 +71,6 @@ def test_told_nothing_the_command_looks_here() -> None:
     assert invoke("shard", "list", "--names").stdout == "victim\n"
 
 
-@pytest.mark.parametrize("empty", ["", "  "])
-def test_the_library_refuses_an_empty_location_and_an_empty_consensus(empty: str) -> None:
-    for opens in (persist.open, open_location):
-        with pytest.raises(InvalidUsage, match="the location is empty"):
-            opens(empty)
-        with pytest.raises(InvalidUsage, match="the consensus is empty"):
-            opens("file:./data", empty)
-
-
 def test_a_consensus_beside_a_location_that_is_open_is_refused() -> None:
     with open_location("memory:") as location, pytest.raises(InvalidUsage, match="has its consensus already"):
         persist.open(location, "memory:other")

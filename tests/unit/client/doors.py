@@ -147,25 +147,17 @@ def followed(place: Place, value: Any) -> int | None:
     return place.target if ids == [3] else -1
 
 
-def snapshot(place: Place, value: Any) -> int | None:
-    """The contents hold what happened at the time itself, and nothing later."""
-    then_and_later(place)
-    found = place.read.snapshot(value)
-    assert ids(found) == [1, 2]
-    return found.as_of
+def asked(ask: Callable[[Place, Any], Any], expected: list[int], time: str = "as_of") -> Door:
+    """What is found has these of the rows before the time, at it and just after it, and says which time it is of."""
 
+    def door(place: Place, value: Any) -> int | None:
+        then_and_later(place)
+        found = ask(place, value)
+        assert ids(found) == expected
+        answer: int | None = getattr(found, time)
+        return answer
 
-def read(place: Place, value: Any) -> int | None:
-    """As `snapshot`, by the front door."""
-    then_and_later(place)
-    found = place.client.table("s").read(value)
-    assert ids(found) == [1, 2]
-    return found.as_of
-
-
-def counted(place: Place, value: Any) -> int | None:
-    then_and_later(place)
-    return place.target if place.client.table("s").count(value) == 2 else -1
+    return door
 
 
 def then_and_later(place: Place) -> None:
@@ -180,28 +172,14 @@ def ids(found: Any) -> list[int]:
     return [row["id"] for row in found.to_pylist()]
 
 
-def changed_since(place: Place, value: Any) -> int | None:
-    then_and_later(place)
-    found = place.read.changes(value)
-    assert ids(found) == [3]
-    return found.from_
+def answered(ask: Callable[[Place, Any], Any], expected: object) -> Door:
+    """The answer is that of the rows before the time and at it, or after it."""
 
+    def door(place: Place, value: Any) -> int | None:
+        then_and_later(place)
+        return place.target if ask(place, value) == expected else -1
 
-def changed_until(place: Place, value: Any) -> int | None:
-    then_and_later(place)
-    found = place.read.changes(None, value)
-    assert ids(found) == [1, 2]
-    return found.to
-
-
-def written_since(place: Place, value: Any) -> int | None:
-    then_and_later(place)
-    return place.target if place.client.table("s").history(value)["added"].to_pylist() == [1] else -1
-
-
-def written_until(place: Place, value: Any) -> int | None:
-    then_and_later(place)
-    return place.target if place.client.table("s").history(None, value)["added"].to_pylist() == [1, 1] else -1
+    return door
 
 
 def restored(place: Place, value: Any) -> int | None:
@@ -217,14 +195,12 @@ def until(place: Place, value: Any) -> int | None:
     return events[-1].frontier.time  # type: ignore[union-attr]
 
 
-def held(place: Place, value: Any) -> int | None:
-    place.client.set_hold("s", "audit", value)
-    return place.client.inspect("s").state.holds["audit"].since.time
+def held(verb: str) -> Door:
+    def door(place: Place, value: Any) -> int | None:
+        getattr(place.client, verb)("s", "audit", value)
+        return place.client.inspect("s").state.holds["audit"].since.time
 
-
-def lowered(place: Place, value: Any) -> int | None:
-    place.client.downgrade_hold("s", "audit", value)
-    return place.client.inspect("s").state.holds["audit"].since.time
+    return door
 
 
 def downgraded(place: Place, value: Any) -> int | None:
@@ -300,20 +276,20 @@ DOORS: dict[str, tuple[int, Door]] = {
     "stage(new_upper)": (-10, before(lambda p, v: staged(p, p.target - 10, v))),
     "judge_append(expected_upper)": (0, judged(0, 5, lambda p, v: (v, p.target + 5))),
     "judge_append(new_upper)": (-10, judged(-10, 0, lambda p, v: (p.target - 10, v))),
-    "snapshot(as_of)": (0, snapshot),
-    "read(as_of)": (0, read),
-    "count(as_of)": (0, counted),
-    "changes(from_)": (0, changed_since),
-    "changes(to)": (0, changed_until),
-    "history(from_)": (0, written_since),
-    "history(to)": (0, written_until),
+    "snapshot(as_of)": (0, asked(lambda p, v: p.read.snapshot(v), [1, 2])),
+    "read(as_of)": (0, asked(lambda p, v: p.client.table("s").read(v), [1, 2])),
+    "count(as_of)": (0, answered(lambda p, v: p.client.table("s").count(v), 2)),
+    "changes(from_)": (0, asked(lambda p, v: p.read.changes(v), [3], "from_")),
+    "changes(to)": (0, asked(lambda p, v: p.read.changes(None, v), [1, 2], "to")),
+    "history(from_)": (0, answered(lambda p, v: p.client.table("s").history(v)["added"].to_pylist(), [1])),
+    "history(to)": (0, answered(lambda p, v: p.client.table("s").history(None, v)["added"].to_pylist(), [1, 1])),
     "restore(to)": (0, restored),
     "listen(as_of)": (0, listened),
     "listen(until)": (0, until),
     "wait_for_upper": (0, exactly(lambda p, v: p.read.wait_for_upper(v, timeout=0))),
     "downgrade_since": (0, downgraded),
-    "set_hold(since)": (1, held),
-    "downgrade_hold(since)": (1, lowered),
+    "set_hold(since)": (1, held("set_hold")),
+    "downgrade_hold(since)": (1, held("downgrade_hold")),
     "a stream's seal": (0, sealed),
     "a stream's allow_compaction": (0, compacted),
     "a stream's source": (0, sourced),
@@ -348,7 +324,7 @@ ROUNDS_DOWN = (
 )
 """Doors at which a time between two of the clock is the one before it: the contents are the same."""
 
-BERLIN, NEW_YORK = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York")
+BERLIN = ZoneInfo("Europe/Berlin")
 KINDS: dict[str, Any] = {
     "int": T,
     "np.int64": np.int64(T),

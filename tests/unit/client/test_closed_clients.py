@@ -10,15 +10,12 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.client import Client
-from persist_lib.core.plan.written import Plan, ShardPlan
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError
-from persist_lib.ids import SeqNo
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
+from tests.unit.client.public_calls import LEGAL, USES_UP, Place, call, callable_of
 from tests.worlds import SCHEMA, World, row
-
-PLAN = Plan((ShardPlan("s", SeqNo(1), 0, ("leases",), "", {}),))
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -30,78 +27,25 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
-CLIENT: dict[str, Callable[[Client], object]] = {
-    "shards": lambda client: client.shards(),
-    "survey": lambda client: client.survey(),
-    "open_shard": lambda client: client.open_shard("s", SCHEMA),
-    "open_writer": lambda client: client.open_writer("s", SCHEMA),
-    "open_reader": lambda client: client.open_reader("s"),
-    "worker": lambda client: client.worker("s"),
-    "census": lambda client: client.census("s"),
-    "keepers": lambda client: client.keepers("s"),
-    "explain": lambda client: client.explain("s"),
-    "maintain": lambda client: client.maintain("s"),
-    "plan": lambda client: client.plan("s"),
-    "apply": lambda client: client.apply(PLAN),
-    "pauses": lambda client: client.pauses(),
-    "rules": lambda client: client.rules(),
-    "set_rules": lambda client: client.set_rules([]),
-    "budgets": lambda client: client.budgets(),
-    "rules_of": lambda client: client.rules_of("s"),
-    "pause": lambda client: client.pause("s", owner="ann", reason="a test"),
-    "resume": lambda client: client.resume("s"),
-    "compact": lambda client: client.compact("s"),
-    "roll_up": lambda client: client.roll_up("s"),
-    "expire": lambda client: client.expire("s"),
-    "retain": lambda client: client.retain("s"),
-    "collect": lambda client: client.collect("s"),
-    "audit_orphans": lambda client: client.audit_orphans("s"),
-    "scrub": lambda client: client.scrub("s"),
-    "verify": lambda client: client.verify("s"),
-    "set_hold": lambda client: client.set_hold("s", "h", 0),
-    "downgrade_hold": lambda client: client.downgrade_hold("s", "h", 0),
-    "release_hold": lambda client: client.release_hold("s", "h"),
-    "producers": lambda client: client.producers("s"),
-    "forget_producer": lambda client: client.forget_producer("s", "query", expected=7),
-    "set_retention": lambda client: client.set_retention("s", 1),
-    "evolve_schema": lambda client: client.evolve_schema("s", SCHEMA),
-    "finish": lambda client: client.finish("s"),
-    "compare_and_append_many": lambda client: client.compare_and_append_many([]),
-    "judge_append": lambda client: client.judge_append("s", b"t", 0, 1),
-    "controller": lambda client: client.controller(),
-    "restore": lambda client: client.restore("s", 0),
-    "publish": lambda client: client.publish("s"),
-    "withdraw": lambda client: client.withdraw("s"),
-    "upgrade": lambda client: client.upgrade("s"),
-    "repair": lambda client: client.repair("s"),
-    "inspect": lambda client: client.inspect("s"),
-    "heartbeat": lambda client: client.heartbeat(),
-    "table": lambda client: client.table("s"),
-    "tables": lambda client: client.tables(),
-    "stream": lambda client: client.stream("s", SCHEMA),
-    "sources": lambda client: client.sources(),
-    "transaction": lambda client: client.transaction(),
-}
-HARMLESS = {"even_if_paused", "url", "consensus_url", "metrics", "charge", "policy", "close"}
+HARMLESS = {"Client.even_if_paused", "Client.metrics", "Client.charge", "Client.policy", "Client.close"}
 """What a closed client tells all the same: it asks nothing of the location."""
 
 
-def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
-
-
-def test_no_public_call_of_a_client_is_forgotten_here() -> None:
-    assert public(Client) == CLIENT.keys() | HARMLESS
-
-
-def test_a_closed_client_says_that_it_is_closed_at_every_call(client: Client) -> None:
+def test_a_closed_client_says_that_it_is_closed_at_every_call(tmp_path: Path) -> None:
+    place, calls = Place(tmp_path), dict[str, dict[str, Any]]()
+    for what in (one for one in LEGAL if one.startswith("Client.") and one not in HARMLESS):
+        if what.startswith(USES_UP):
+            place.renew()
+        calls[what] = LEGAL[what][0](place)
+    calls["Client.compare_and_append_many"] = {"appends": []}  # as others have closed writers among them
     for _ in range(2):
-        client.close()
-        for name, call in CLIENT.items():
+        place.client.close()
+        for what, arguments in calls.items():
             with pytest.raises(InvalidUsage, match=r"this client of .* was closed.*persist\.open") as caught:
-                call(client)
-            assert "SQLite" not in caught.value.message, name
-    assert client.metrics().cost.requests >= 0
+                call(callable_of(what, place), arguments)
+            assert "SQLite" not in caught.value.message, what
+    assert place.client.metrics().cost.requests >= 0
+    place.close()
 
 
 WRITER: dict[str, Callable[[WriteHandle], Any]] = {
@@ -170,8 +114,7 @@ def test_what_was_known_last_can_still_be_asked_of_a_handle_of_a_closed_client(c
             handle.fetch_upper()
 
 
-def test_a_reader_whose_lease_ended_is_told_so_and_not_that_it_was_closed() -> None:
-    world = World()
+def test_a_reader_whose_lease_ended_is_told_so_and_not_that_it_was_closed(world: World) -> None:
     client, other = world.client(), world.client()
     client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
     read = client.open_reader("s")
@@ -181,11 +124,9 @@ def test_a_reader_whose_lease_ended_is_told_so_and_not_that_it_was_closed() -> N
         read.snapshot(0)
     assert "was closed" not in caught.value.message
     assert "open a new reader" in caught.value.message
-    world.close()
 
 
-def test_a_writer_whose_lease_ended_is_told_that_the_next_call_registers_anew_and_it_does() -> None:
-    world = World()
+def test_a_writer_whose_lease_ended_is_told_that_the_next_call_registers_anew_and_it_does(world: World) -> None:
     client, other = world.client(), world.client()
     write = client.open_writer("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)
@@ -195,4 +136,3 @@ def test_a_writer_whose_lease_ended_is_told_that_the_next_call_registers_anew_an
         write.compare_and_append([row(2, time=1)], 1, 2)
     assert "open a new" not in caught.value.message
     assert write.compare_and_append([row(2, time=1)], 1, 2).upper == persist.at(2)
-    world.close()

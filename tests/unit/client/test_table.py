@@ -1093,17 +1093,6 @@ def test_transactions_change_the_tables_of_a_timeline(world: World) -> None:
         client.transaction("none")
 
 
-def test_what_a_client_opened_ends_with_it(world: World) -> None:
-    table = table_on(world, SHARD)
-    table.append(rows(1))
-    assert table.count() == 1
-    for client in world.clients:
-        client.close()
-    state = world.client().inspect("c").state
-    assert not state.writers
-    assert not state.readers
-
-
 # --- the surface -----------------------------------------------------------------------------------------------------
 
 

@@ -20,17 +20,12 @@ from pydantic import BaseModel
 import persist_lib as persist
 from persist_lib.arguments import LONGEST_SHOWN, shown
 from persist_lib.testing import ManualClock
+from tests.unit.client.public_calls import Unshowable as Bad
+from tests.unit.client.public_calls import nested
 
 QUIET = persist.Runtime(background=False)
 SCHEMA = persist.Schema(key={"id": "int64"}, value={"word": "string"})
 WORDS = ["b", "a", None, "b"]
-
-
-def nested(depth: int) -> list[Any]:
-    found: list[Any] = []
-    for _ in range(depth):
-        found = [found]
-    return found
 
 
 @pytest.fixture
@@ -83,11 +78,6 @@ def test_categories_of_something_else_are_refused_with_the_value(client: persist
 
 
 # --- values that cannot be shown -------------------------------------------------------------------------------------
-
-
-class Bad:
-    def __repr__(self) -> str:
-        raise RuntimeError("no repr")
 
 
 class Wordy:

@@ -68,9 +68,8 @@ def test_both_wait_for_the_strictest_of_several_readers():
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
-def test_one_pass_of_maintenance_rolls_up_beyond_what_it_deletes_itself(is_finished):
+def test_one_pass_of_maintenance_rolls_up_beyond_what_it_deletes_itself(world: World, is_finished):
     """A copy of the very state that the compaction, or the end, left would free nothing."""
-    world = World()
     client = world.client(SMALL)
     with client.open_writer("s", SCHEMA) as write:
         for time in range(4):
@@ -87,4 +86,3 @@ def test_one_pass_of_maintenance_rolls_up_beyond_what_it_deletes_itself(is_finis
     for _ in range(3):
         client.maintain("s")
     check_swept(client, "s")
-    world.close()

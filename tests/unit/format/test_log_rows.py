@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -276,19 +277,9 @@ ROWS = {
     12: ROW_12,
 }  # fmt: skip
 STATES = {
-    1: STORED,
-    2: STORED_2,
-    3: STORED_3,
-    4: STORED_4,
-    5: STORED_5,
-    6: STORED_6,
-    7: STORED_7,
-    8: STORED_8,
-    9: STORED_9,
-    10: STORED_10,
-    11: STORED_11,
-    12: STORED_12,
-}
+    1: STORED, 2: STORED_2, 3: STORED_3, 4: STORED_4, 5: STORED_5, 6: STORED_6, 7: STORED_7, 8: STORED_8, 9: STORED_9,
+    10: STORED_10, 11: STORED_11, 12: STORED_12,
+}  # fmt: skip
 FORMATS = pytest.mark.parametrize("format_", range(1, NEWEST + 1))
 
 
@@ -339,30 +330,19 @@ CONSTRAINED_ROW = LogRow(
 CONSTRAINED_STATE = StoredState(SeqNo(1), bytes(range(16)), State(schemas=(CONSTRAINED,), format=3))
 
 
-def test_a_schema_with_constraints_still_decodes_to_what_was_written():
-    row, state = ((GOLDEN / f"{name}_v3_constraints.bin").read_bytes() for name in ("row", "rollup"))
-    assert decode_row(row, "golden") == CONSTRAINED_ROW
-    assert encode_row(CONSTRAINED_ROW) == row
-    assert decode_state(state, "golden") == CONSTRAINED_STATE
-    assert encode_state(CONSTRAINED_STATE) == state
+IN_FORMAT_3 = {
+    "{}_v3_constraints": (CONSTRAINED_ROW, CONSTRAINED_STATE), "{}_clock_v3": (ROW_CLOCK, STORED_CLOCK),
+    "{}_producers_v3": (ROW_PRODUCERS, STORED_PRODUCERS), "{}_owner_v3": (ROW_OWNER, STORED_OWNER),
+    "{}_staged_v3": (ROW_STAGED, STORED_STAGED), "{}_pending_v3": (ROW_PENDING, STORED_PENDING),
+}  # fmt: skip
 
 
-def test_constraints_need_the_format_that_has_them():
-    assert needed("Create", CONSTRAINED_ROW.diff) == 3
-    assert needed("EvolveSchema", StateDiff(schemas=(CONSTRAINED,))) == 3
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_row(CONSTRAINED_ROW, 2)
-    with pytest.raises(InvariantViolated, match="only format 3 can"):
-        encode_state(msgspec.structs.replace(CONSTRAINED_STATE, state=State(schemas=(CONSTRAINED,), format=2)))
-
-
-def test_a_schema_whose_times_are_a_clock_still_decodes_and_says_so_in_one_field_more():
-    row, rollup = golden("row_clock", 3), golden("rollup_clock", 3)
-    assert decode_row(row, "golden") == ROW_CLOCK
-    assert encode_row(ROW_CLOCK) == row, "in format 3, by itself"
-    assert decode_state(rollup, "golden") == STORED_CLOCK
-    assert encode_state(STORED_CLOCK) == rollup
-    assert len(rollup) == len(golden("rollup", 3)) + len(b"\xa2us")
+@pytest.mark.parametrize("name", IN_FORMAT_3)
+def test_what_format_3_brought_still_decodes_to_what_was_written_and_is_in_it_by_itself(name):
+    data, rollup = ((GOLDEN / f"{name.format(kind)}.bin").read_bytes() for kind in ("row", "rollup"))
+    row, state = IN_FORMAT_3[name]
+    assert (decode_row(data, "golden"), decode_state(rollup, "golden")) == (row, state)
+    assert (encode_row(row), encode_state(state)) == (data, rollup)
 
 
 def test_a_column_of_documents_still_decodes_to_what_was_written():
@@ -373,107 +353,50 @@ def test_a_column_of_documents_still_decodes_to_what_was_written():
         encode_row(ROW_JSON, 11)
 
 
-def test_producers_and_parts_at_a_time_still_decode_to_what_was_written():
-    row, rollup = golden("row_producers", 3), golden("rollup_producers", 3)
-    assert decode_row(row, "golden") == ROW_PRODUCERS
-    assert encode_row(ROW_PRODUCERS) == row, "in format 3, by itself"
-    assert decode_state(rollup, "golden") == STORED_PRODUCERS
-    assert encode_state(STORED_PRODUCERS) == rollup
-
-
-def test_owners_still_decode_to_what_was_written_and_those_without_one_say_nothing():
-    row, rollup = golden("row_owner", 3), golden("rollup_owner", 3)
-    assert decode_row(row, "golden") == ROW_OWNER
-    assert encode_row(ROW_OWNER) == row, "in format 3, by itself"
-    assert decode_state(rollup, "golden") == STORED_OWNER
-    assert encode_state(STORED_OWNER) == rollup
-    [[_, before, after]] = msgspec.msgpack.decode(row[HEADER_BYTES:])[6]["writers"]
-    assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 1)
-
-
-def test_what_a_stage_remembers_still_decodes_to_what_was_written():
-    row, rollup = golden("row_staged", 3), golden("rollup_staged", 3)
-    assert decode_row(row, "golden") == ROW_STAGED
-    assert encode_row(ROW_STAGED) == row
-    assert decode_state(rollup, "golden") == STORED_STAGED
-    assert encode_state(STORED_STAGED) == rollup
-    [[_, before, after]] = msgspec.msgpack.decode(row[HEADER_BYTES:])[6]["writers"]
-    assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + 2)
-
-
-def test_the_pending_area_still_decodes_to_what_was_written():
-    row, rollup = golden("row_pending", 3), golden("rollup_pending", 3)
-    assert decode_row(row, "golden") == ROW_PENDING
-    assert encode_row(ROW_PENDING) == row, "in format 3, by itself"
-    assert decode_state(rollup, "golden") == STORED_PENDING
-    assert encode_state(STORED_PENDING) == rollup
+GARBAGE = StateDiff(garbage=ROW_PENDING.diff.garbage)
+ONLY_FORMAT_3: dict[str, tuple[str, StateDiff, dict[str, Any]]] = {
+    **{command: (command, GARBAGE, {"trace": (ADOPTED,)}) for command in ("Absorb", "DiscardPending", "CloneReader")},
+    "an adopted batch": ("ApplyCompaction", ROW_PENDING.diff, {"trace": (ADOPTED,)}),
+    "an owner": (ROW_OWNER.command, ROW_OWNER.diff, {"writers": {W2: OWNED}}),
+    "producers": (
+        "CompareAndAppend", StateDiff(producers=ROW_PRODUCERS.diff.producers), {"producers": {"b": PRODUCED}},
+    ),
+    "at": (
+        "CompareAndAppend", msgspec.structs.replace(ROW_PRODUCERS.diff, producers=()), {"trace": (BATCH_AT,)},
+    ),
+    "a clock": ("Create", StateDiff(schemas=(CLOCK,)), {"schemas": (CLOCK,)}),
+    "constraints": ("Create", StateDiff(schemas=(CONSTRAINED,)), {"schemas": (CONSTRAINED,)}),
+    "later constraints": ("EvolveSchema", StateDiff(schemas=(CONSTRAINED,)), {"schemas": (CONSTRAINED,)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("format_", [1, 2])
-@pytest.mark.parametrize("command", ["Absorb", "DiscardPending", "CloneReader", "ApplyCompaction"])
-def test_an_older_format_cannot_say_what_is_pending(format_, command):
-    """Neither by the commands, nor by any other one that keeps an adopted batch."""
-    diff = ROW_PENDING.diff if command == "ApplyCompaction" else StateDiff(garbage=ROW_PENDING.diff.garbage)
-    row = msgspec.structs.replace(ROW_PENDING, command=command, diff=diff)
+@pytest.mark.parametrize("what", ONLY_FORMAT_3)
+def test_an_older_format_cannot_say_what_format_3_brought(format_, what):
+    """Not by the row, nor by the rollup, nor by damage: an older program would take it for nothing."""
+    command, diff, more = ONLY_FORMAT_3[what]
+    row = msgspec.structs.replace(ROW, command=command, diff=diff)
     assert needed(command, diff) == 3
     with pytest.raises(InvariantViolated, match="only format 3"):
         encode_row(row, format_)
     with pytest.raises(Corrupt, match="only format 3"):
         decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
-    older = msgspec.structs.replace(STATES[format_].state, trace=(ADOPTED,))
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_state(msgspec.structs.replace(STORED, state=older))
-
-
-@pytest.mark.parametrize("format_", [1, 2])
-def test_an_older_format_cannot_say_owners(format_):
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_row(ROW_OWNER, format_)
-    with pytest.raises(Corrupt, match="only format 3"):
-        decode_row(framed(ROW_MAGIC, format_, encode_row(ROW_OWNER, 3)[HEADER_BYTES:]), "key")
-    older = msgspec.structs.replace(STATES[format_].state, writers={W2: OWNED})
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_state(msgspec.structs.replace(STORED, state=older))
-
-
-@pytest.mark.parametrize("format_", [1, 2])
-@pytest.mark.parametrize("what", ["producers", "at"])
-def test_an_older_format_cannot_say_producers_or_parts_at_a_time(format_, what):
-    """Not by the row, nor by the rollup, nor by damage: an older program would take it for nothing."""
-    diff = ROW_PRODUCERS.diff if what == "at" else StateDiff(producers=ROW_PRODUCERS.diff.producers)
-    diff = msgspec.structs.replace(diff, producers=()) if what == "at" else diff
-    row = msgspec.structs.replace(ROW_PRODUCERS, diff=diff)
-    assert needed("CompareAndAppend", diff) == 3
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_row(row, format_)
-    with pytest.raises(Corrupt, match="only format 3"):
-        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
-    more = {"producers": {"b": PRODUCED}} if what == "producers" else {"trace": (BATCH_AT,)}
     older = msgspec.structs.replace(STATES[format_].state, **more)
     with pytest.raises(InvariantViolated, match="only format 3"):
         encode_state(msgspec.structs.replace(STORED, state=older))
 
 
-def test_what_says_no_producers_and_no_parts_at_a_time_has_no_fields_for_them():
+def test_what_says_none_of_it_has_no_fields_for_it():
     stored = msgspec.msgpack.decode(encode_row(ROW_3, 3)[HEADER_BYTES:])
     assert [len(part) for part in stored[6]["trace"][1][0][8]] == [PART_FIELDS, PART_FIELDS]
     assert "producers" not in stored[6]
     both = msgspec.msgpack.decode(encode_row(ROW_PRODUCERS, 3)[HEADER_BYTES:])
     assert [len(part) for part in both[6]["trace"][1][0][8]] == [PART_FIELDS + 1, PART_FIELDS]
     assert len(msgspec.msgpack.decode(encode_state(STORED_3)[HEADER_BYTES:], strict=False)[2]) == STATE_FIELDS[3]
-
-
-@pytest.mark.parametrize("format_", [1, 2])
-def test_an_older_format_cannot_say_that_times_are_a_clock(format_):
-    diff = StateDiff(schemas=(CLOCK,), format=(1, 2) if format_ == 2 else None)
-    row = msgspec.structs.replace(ROW_CLOCK, diff=diff)
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_row(row, format_)
-    with pytest.raises(Corrupt, match="only format 3"):
-        decode_row(framed(ROW_MAGIC, format_, encode_row(row, 3)[HEADER_BYTES:]), "key")
-    older = msgspec.structs.replace(STATES[format_].state, schemas=(CLOCK,))
-    with pytest.raises(InvariantViolated, match="only format 3"):
-        encode_state(msgspec.structs.replace(STORED, state=older))
+    for row, more in ((ROW_OWNER, 1), (ROW_STAGED, 2)):
+        [[_, before, after]] = msgspec.msgpack.decode(encode_row(row)[HEADER_BYTES:])[6]["writers"]
+        assert (len(before), len(after)) == (WRITER_FIELDS, WRITER_FIELDS + more)
+    assert len(encode_state(STORED_CLOCK)) == len(encode_state(STORED_3)) + len(b"\xa2us")
 
 
 def test_a_program_that_knows_no_clocks_refuses_such_a_row_and_rollup_before_anything_else(monkeypatch):
@@ -805,12 +728,8 @@ if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     files = {f"row_v{format_}.bin": encode_row(row, format_) for format_, row in ROWS.items()}
     files |= {f"rollup_v{format_}.bin": encode_state(stored) for format_, stored in STATES.items()}
-    files["row_v3_constraints.bin"] = encode_row(CONSTRAINED_ROW)
-    files["rollup_v3_constraints.bin"] = encode_state(CONSTRAINED_STATE)
-    files["row_producers_v3.bin"] = encode_row(ROW_PRODUCERS)
-    files["rollup_producers_v3.bin"] = encode_state(STORED_PRODUCERS)
-    files |= {"row_clock_v3.bin": encode_row(ROW_CLOCK), "rollup_clock_v3.bin": encode_state(STORED_CLOCK)}
-    files |= {"row_pending_v3.bin": encode_row(ROW_PENDING), "rollup_pending_v3.bin": encode_state(STORED_PENDING)}
+    for name, (one, state) in IN_FORMAT_3.items():
+        files |= {f"{name.format('row')}.bin": encode_row(one), f"{name.format('rollup')}.bin": encode_state(state)}
     files["row_json_v12.bin"] = encode_row(ROW_JSON, 12)
     files["row_group_v4.bin"] = encode_row(ROW_GROUP)
     for name, data in files.items():

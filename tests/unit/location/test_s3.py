@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +28,9 @@ from persist_lib.location.objects.blob import ObjectsBlob, enter
 from persist_lib.location.objects.target import canonical, parse_url
 from persist_lib.location.s3.objects import Clients, S3Objects
 from persist_lib.location.scheme import Opening
-from persist_lib.location.wrap.deadline import RetryingBlob, within
-from persist_lib.runtime.ambient import Runtime
+from persist_lib.location.wrap.deadline import RetryingBlob
 from tests import servers
-from tests.faults.proxy import Fault, Proxy
+from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -92,88 +87,11 @@ def intercept(monkeypatch: pytest.MonkeyPatch, blob: ObjectsBlob, **replaced: An
     monkeypatch.setattr(blob._objects.clients, "get", lambda: Intercepts(client, **replaced))
 
 
-def test_a_put_that_was_done_though_its_answer_was_lost_succeeds_when_tried_again(
-    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy
-) -> None:
-    proxy.at(1, Fault.DROP_REPLY)
-    with pytest.raises(Indeterminate):
-        through.set("s/w/key", b"once")
-    assert proxy.struck == 1
-    assert blob.get("s/w/key") == b"once"
-    through.set("s/w/key", b"once")
-    with pytest.raises(Corrupt):
-        through.set("s/w/key", b"other")
-
-
-@pytest.mark.parametrize("fault", [*Fault])
-def test_whatever_breaks_a_retried_put_ends_as_one_whole_object_or_none(
-    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, fault: Fault
-) -> None:
-    proxy.at(1, fault)
-    RetryingBlob(through, timeout_s=10).set("s/w/key", b"whole" * 1000)
-    assert proxy.struck == 1
-    assert blob.get("s/w/key") == b"whole" * 1000
-
-
-@pytest.mark.parametrize("fault", [*Fault])
-@pytest.mark.parametrize("read", ["get", "get_range", "list", "delete"])
-def test_whatever_breaks_a_read_it_is_whole_or_determinate(
-    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, fault: Fault, read: str
-) -> None:
-    blob.set("s/w/key", b"0123456789" * 1000)
-    expected: dict[str, Any] = {
-        "get": (lambda: through.get("s/w/key"), b"0123456789" * 1000),
-        "get_range": (lambda: through.get_range("s/w/key", 3, 6003), (b"0123456789" * 601)[3:6003]),
-        "list": (lambda: [*through.list("s/")], [("s/w/key", 10_000)]),
-        "delete": (lambda: through.delete("s/never"), False),
-    }
-    call, answer = expected[read]
-    proxy.at(1, fault)
-    try:
-        assert call() == answer
-        assert fault in {Fault.DELAY, Fault.DUPLICATE} or (fault is Fault.HALF_REPLY and read == "delete")
-    except Determinate:
-        assert fault is not Fault.DELAY
-    assert proxy.struck == 1
-    proxy.at(0, None)
-    assert call() == answer
-
-
-@pytest.mark.filterwarnings("ignore:.*")
-def test_an_answer_cut_after_any_byte_is_never_taken_for_the_whole(
-    blob: ObjectsBlob, through: ObjectsBlob, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Cut among its headers an answer has no length, and looks like an empty object, or an empty page."""
-    caplog.set_level("CRITICAL")
-    blob.set("s/w/key", b"x" * 100)
-    reads = [lambda: through.get("s/w/key"), lambda: through.get_range("s/w/key", 5, 9), lambda: [*through.list("s/")]]
-    for read in reads:
-        proxy.at(1, None)
-        whole = read()
-        length = proxy.replied
-        for kept in range(0, length, 7):
-            proxy.at(1, Fault.HALF_REPLY, keep_bytes=kept)
-            with contextlib.suppress(Determinate):
-                assert read() == whole
-            assert proxy.struck == 1
-
-
 def test_a_deletion_whose_answer_is_cut_short_is_not_taken_for_done(
     blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intercept(monkeypatch, blob, delete_objects=lambda **_: {})
     assert {key: type(error) for key, error in blob.delete_many(["s/w/a"]).items()} == {"s/w/a": Indeterminate}
-
-
-def test_nothing_hangs_beyond_the_caller_s_deadline(blob: ObjectsBlob, url: str, proxy: Proxy) -> None:
-    patient = ObjectsBlob(S3Objects(parse_url(via(url, proxy))))
-    patient.get("s/x")
-    started = time.monotonic()
-    proxy.at(1, Fault.BLACK_HOLE)
-    with pytest.raises(Determinate):
-        within(Runtime().deadline(1.5), lambda: patient.get("s/x"))
-    assert time.monotonic() - started < 15
-    patient.close()
 
 
 def test_a_large_object_goes_in_pieces_and_is_not_there_before_the_last(
@@ -381,14 +299,6 @@ def test_pages_are_as_large_as_was_asked(blob: ObjectsBlob, url: str, proxy: Pro
     through.close()
 
 
-def test_a_missing_bucket_is_no_empty_one(url: str) -> None:
-    blob = ObjectsBlob(S3Objects(parse_url(url.replace(f"//{servers.BUCKET}/", "//no-such-bucket/"))))
-    for call in (lambda: blob.get("s/x"), lambda: [*blob.list("")], lambda: blob.set("s/x", b"")):
-        with pytest.raises(NotFound):
-            call()
-    blob.close()
-
-
 def test_a_location_that_is_not_there_is_not_found_and_not_made(url: str) -> None:
     for read_only in (False, True):
         with pytest.raises(NotFound, match="create=True"):
@@ -476,39 +386,6 @@ def test_settings_of_the_url_reach_the_client(tmp_path: Path) -> None:
     clients = Clients(parse_url("s3://b/x?endpoint=https://h:1&checksums=when_required"))
     assert clients.get().meta.config.request_checksum_calculation == "when_required"
     clients.close()
-
-
-def test_a_request_is_sent_once_also_when_the_server_asks_to_slow_down(url: str) -> None:
-    """Retries are decided above: boto3's own would take a conditional PUT's success for somebody else's."""
-    seen: list[str] = []
-
-    class SlowsDown(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            seen.append(self.path)
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = b"<Error><Code>SlowDown</Code></Error>"
-            self.send_response(503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), SlowsDown)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        blob = ObjectsBlob(
-            S3Objects(parse_url(f"s3://b/x?endpoint=http://127.0.0.1:{server.server_port}&path_style=true"))
-        )
-        with pytest.raises(Determinate, match="SlowDown"):
-            blob.set("s/x", b"x")
-        assert seen == ["/b/x/blob/s/x"]
-        blob.close()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_without_credentials_it_says_so(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ def test_a_conflict_means_that_s3_could_not_decide_and_the_put_is_sent_again(
 
 
 def test_a_request_to_slow_down_is_obeyed_within_the_caller_s_deadline(server: Scripted, blob: ObjectsBlob) -> None:
+    server.told["PUT"] = [SLOW_DOWN]
+    with pytest.raises(Determinate, match="SlowDown"):
+        blob.set("s/k", b"data")
+    assert server.asked == ["PUT"], "boto3's own retry would take a conditional PUT's success for somebody else's"
     server.told["PUT"] = [SLOW_DOWN] * 4
     started = time.monotonic()
     trying(blob).set("s/k", b"data")

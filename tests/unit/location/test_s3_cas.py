@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from persist_lib.errors import Corrupt, Determinate, Indeterminate, InvalidUsage, Missing
+from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
 from persist_lib.location.objects.blob import enter
 from persist_lib.location.objects.consensus import RECENT_S, ObjectsConsensus
-from persist_lib.location.objects.target import parse_url
-from persist_lib.location.s3.objects import S3Objects
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
 from tests import servers
-from tests.faults.proxy import Fault, Proxy
 from tests.logs import after
 
 pytestmark = pytest.mark.slow
@@ -229,54 +226,6 @@ def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
     clock.sleep(RECENT_S + 1)
     assert not live.compare_and_set("s", Newest(SeqNo(5), b"5"), b"6")
     assert others.compare_and_set("s", Newest(SeqNo(5), b"other"), b"other 6")
-
-
-@pytest.mark.parametrize("fault", [*Fault])
-@pytest.mark.parametrize("index", [1, 2, 3])
-def test_whatever_breaks_a_compare_and_set_its_answer_is_true_or_in_doubt(
-    opened: Callable[[], ObjectsConsensus], url: str, fault: Fault, index: int
-) -> None:
-    consensus = opened()
-    fill(consensus, 1, 2)
-    with Proxy(servers.s3_server().port) as proxy:
-        clients = S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}")), answer_s=1)
-        through = ObjectsConsensus(clients)
-        assert through.scan("s", SeqNo(0), 9) == rows(1, 2)
-        proxy.at(index, fault)
-        won: bool | None
-        try:
-            won = through.compare_and_set("s", after(2), b"3")
-        except Indeterminate:
-            won = None
-        except Determinate:
-            won = False
-        there = consensus.scan("s", SeqNo(3), 9)
-        assert there in ([], [Row(SeqNo(3), b"3")])
-        assert won is None or won == bool(there)
-        proxy.at(0, None)
-        again = through.compare_and_set("s", after(2), b"again")
-        assert again is not bool(there)
-        through.close()
-
-
-def test_the_requests_of_each_operation(opened: Callable[[], ObjectsConsensus], url: str) -> None:
-    """What docs/design/0012 says that it costs."""
-    consensus = opened()
-    fill(consensus, 1, 3)
-    with Proxy(servers.s3_server().port) as proxy:
-        through = ObjectsConsensus(S3Objects(parse_url(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))))
-        for act, requests in (
-            (lambda: through.head("s"), 2),
-            (lambda: through.scan("s", SeqNo(3), 9), 3),
-            (lambda: through.compare_and_set("s", after(3), b"4"), 2),
-            (lambda: through.compare_and_set("s", after(4), b"5"), 2),
-            (lambda: through.compare_and_set("s", after(4), b"!"), 0),
-            (through.now, 0),
-        ):
-            proxy.at(0, None)
-            act()
-            assert proxy.requests == requests
-        through.close()
 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:

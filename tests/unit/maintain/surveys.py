@@ -7,8 +7,8 @@ from typing import Any
 
 import persist_lib as persist
 from persist_lib.format.survey_cache import PREFIX
-from persist_lib.location.api import Consensus
-from persist_lib.location.wrap.around import AroundConsensus, Operation
+from persist_lib.location.api import Blob, Consensus
+from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
 from tests.worlds import SCHEMA, World, row
 
 
@@ -36,8 +36,8 @@ def asked(world: World, call: Callable[[], Any]) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in kinds}
 
 
-def stored(world: World) -> list[str]:
-    return sorted(entry.key for entry in world.inner.blob.list(PREFIX))
+def stored(world: World, prefix: str = PREFIX) -> list[str]:
+    return sorted(entry.key for entry in world.inner.blob.list(prefix))
 
 
 class Meanwhile(AroundConsensus):
@@ -51,4 +51,22 @@ class Meanwhile(AroundConsensus):
         if operation.kind != "heads":
             return call()
         steps = (call, self.act) if self.after else (self.act, call)
+        return [step() for step in steps][0 if self.after else 1]
+
+
+class Rival(AroundBlob):
+    """Just before or after an object is set, another client does something, once."""
+
+    act: Callable[[], object] | None = None
+
+    def __init__(self, inner: Blob, *, after: bool = False) -> None:
+        super().__init__(inner)
+        self.after = after
+
+    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
+        act = self.act if operation.kind == "set" else None
+        if act is None:
+            return call()
+        self.act = None
+        steps = (call, act) if self.after else (act, call)
         return [step() for step in steps][0 if self.after else 1]

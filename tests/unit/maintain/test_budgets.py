@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +15,11 @@ from persist_lib.core.plan.compaction import Skipped
 from persist_lib.core.rules import DAY_MS, Told
 from persist_lib.errors import Corrupt, Damage, NewerFormat, Paused
 from persist_lib.format.pause_list import SPENT_FORM, SPENT_PREFIX
-from persist_lib.location.api import Blob
-from persist_lib.location.wrap.around import AroundBlob, Operation
 from tests.framing import framed
 from tests.servers import s3_url, use_test_credentials
 from tests.shards import TINY, filled
 from tests.unit.maintain import test_scrub
-from tests.unit.maintain.surveys import asked, make
+from tests.unit.maintain.surveys import Rival, asked, make
 from tests.worlds import World
 
 SPENT = Spent((Entry(20_000, "bytes_day", "orders*", 5000, 7), Entry(20_001, "dollars_day", "*", 0.25, 8)), (3, 9))
@@ -31,24 +27,6 @@ GOLDEN = (
     "5053546201ab9cdfa3a1b7b54abfd483393d2c1741929295cd4e20a962797465735f646179a76f72646572732acd13880795cd4e21ab646f"
     "6c6c6172735f646179a12acb3fd000000000000008920309"
 )
-
-
-class Rival(AroundBlob):
-    """Just before or after an object is set, another client does something, once."""
-
-    def __init__(self, inner: Blob, *, after: bool = False) -> None:
-        super().__init__(inner)
-        self.after, self.act = after, None
-
-    act: Callable[[], object] | None
-
-    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-        act = self.act if operation.kind == "set" else None
-        if act is None:
-            return call()
-        self.act = None
-        steps = (call, act) if self.after else (act, call)
-        return [step() for step in steps][0 if self.after else 1]
 
 
 def spent_today(client: persist.Client) -> float:

@@ -35,11 +35,6 @@ BY_MADE = Policy(cluster="made")
 ROWS = 4000
 
 
-@pytest.fixture
-def client(world: World) -> persist.Client:
-    return world.client(CONFIG)
-
-
 def table(made: Any, seed: int = 0) -> pa.Table:
     """Rows whose keys say nothing of their values."""
     rng, count = np.random.default_rng(seed), len(made)

@@ -24,11 +24,6 @@ CONFIG = TINY.model_copy(update={"lease_ms": 60_000})
 Rows = list[tuple[Any, ...]]
 
 
-@pytest.fixture
-def client(world: World) -> persist.Client:
-    return world.client(CONFIG)
-
-
 def life(client: persist.Client, steps: int = 12, seed: int = 0) -> dict[int, Rows]:
     """Upserts and deletes over 200 rows, and what was read at each time."""
     rng, seen = random.Random(seed), dict[int, Rows]()

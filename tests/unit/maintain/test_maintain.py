@@ -98,28 +98,6 @@ def test_since_is_kept_by_retention_and_moves_with_upper(world: World) -> None:
     check_world(client, "s")
 
 
-def test_since_stays_when_the_last_reader_expires(world: World) -> None:
-    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
-    filled(client)
-    read = client.open_reader("s")
-    read.downgrade_since(20)
-    world.clock.advance(10)
-    client.expire("s")
-    state = client.inspect("s").state
-    assert (state.since, dict(state.readers)) == (persist.at(20), {})
-    check_world(client, "s")
-
-
-def test_an_upper_never_falls_when_a_writer_expires(world: World) -> None:
-    client = world.client(TINY.model_copy(update={"lease_ms": 1000}))
-    write = client.open_writer("s", SCHEMA)
-    write.compare_and_append([row(1)], 0, 7)
-    world.clock.advance(10)
-    client.expire("s")
-    assert client.inspect("s").state.upper == persist.at(7)
-    assert not client.inspect("s").state.writers
-
-
 def test_a_dry_run_changes_nothing_and_says_what_would_be_done(world: World) -> None:
     client = world.client(TINY)
     filled(client)
@@ -398,27 +376,6 @@ def test_damage_of_one_shard_hinders_no_other_from_the_command_line(tmp_path: Pa
     assert "compaction FAILED" in answer.output
     assert "orphans    done" in answer.output
     assert "good: 6 → 1 batch" in answer.output
-
-
-def test_a_scrub_names_every_damaged_batch_and_changes_nothing(world: World) -> None:
-    client = world.client(TINY)
-    filled(client, 6)
-    assert client.scrub("s").damaged == ()
-    keys = [part.key for batch in client.inspect("s").state.trace for part in batch.parts]
-    for key, damage in ((keys[1], lambda d: d[:-1] + bytes([d[-1] ^ 1])), (keys[3], lambda d: d[: len(d) // 2])):
-        data = world.inner.blob.get(f"s/{key}")
-        assert data
-        world.inner.blob.delete(f"s/{key}")
-        world.inner.blob.set(f"s/{key}", damage(data))
-    before = world.bytes("s")
-    found = client.scrub("s")
-    assert [id_ for id_, _ in found.damaged] == [(1, 2), (3, 4)]
-    assert found.batches == 6
-    assert world.bytes("s") == before
-    with client.open_reader("s") as read:
-        assert read.snapshot(0, diff=True).to_arrow().num_rows
-        with pytest.raises(persist.Corrupt):
-            read.snapshot(1, diff=True).to_arrow()
 
 
 @pytest.mark.parametrize("lie", ["fingerprint", "diff_sum", "count", "parts"])

@@ -16,13 +16,12 @@ from persist_lib.core.pauses import PAUSABLE, Pause
 from persist_lib.errors import Corrupt, Determinate, InvalidUsage, NewerFormat, NotFound, Paused
 from persist_lib.format.paths import numbered_key
 from persist_lib.format.pause_list import EMPTY_SIZE, PREFIX, Wishes, decode_wishes, encode_wishes
-from persist_lib.location.wrap.around import AroundBlob, Operation
 from persist_lib.maintain.duties import carry_out
 from persist_lib.maintain.pauses import AGE_S, pause_rest, resume_rest
 from persist_lib.testing import Outcome
 from tests.framing import framed
 from tests.shards import TINY, filled
-from tests.unit.maintain.surveys import asked, make
+from tests.unit.maintain.surveys import Rival, asked, make, stored
 from tests.unit.pending_area.areas import NAME, Area
 from tests.worlds import Storm, World
 
@@ -43,10 +42,6 @@ DOORS: dict[str, Callable[[persist.Client], Any]] = {
     "orphans": lambda client: client.audit_orphans("s"),
     "scrub": lambda client: client.scrub("s"),
 }
-
-
-def stored(world: World) -> list[str]:
-    return sorted(entry.key for entry in world.inner.blob.list(PREFIX))
 
 
 def test_every_duty_but_the_census_can_be_paused() -> None:
@@ -138,9 +133,9 @@ def test_a_pause_ends_by_itself(world: World) -> None:
     assert client.survey().due("compaction") == ["s"]
     assert client.compact("s").applied
     client.pause("t", **WHO)
-    assert [one.patterns for one in decode_wishes(world.inner.blob.get(stored(world)[-1]) or b"", "").pauses] == [
-        ("t",)
-    ]
+    assert [
+        one.patterns for one in decode_wishes(world.inner.blob.get(stored(world, PREFIX)[-1]) or b"", "").pauses
+    ] == [("t",)]
 
 
 def test_another_program_finds_a_new_pause_within_ten_seconds(world: World) -> None:
@@ -228,7 +223,7 @@ def test_a_wrong_pause_is_refused_and_none_is_set(world: World, wrong: dict[str,
     client = world.client()
     with pytest.raises(InvalidUsage):
         client.pause(**{"pattern": "s", **WHO, **wrong})
-    assert stored(world) == []
+    assert stored(world, PREFIX) == []
     with pytest.raises(NotFound, match="nothing is paused as 'orders'"):
         client.resume("orders")
 
@@ -243,18 +238,6 @@ def test_a_read_only_client_heeds_pauses_and_sets_none(world: World) -> None:
         looking.pause("t", **WHO)
     with pytest.raises(InvalidUsage):
         looking.resume("s")
-
-
-class Rival(AroundBlob):
-    """Just before an object is set, another client does something, once."""
-
-    act: Callable[[], object] | None = None
-
-    def around(self, operation: Operation, call: Callable[[], Any]) -> Any:
-        if operation.kind == "set" and self.act is not None:
-            act, self.act = self.act, None
-            act()
-        return call()
 
 
 @pytest.mark.parametrize("rivals", [1, 2, 3])
@@ -273,7 +256,7 @@ def test_of_pauses_that_are_set_at_once_none_is_lost(world: World, rivals: int) 
     client.pause("mine", **WHO)
     names = ["first", "mine", *(f"rival{number}" for number in range(rivals))]
     assert sorted(one.patterns[0] for one in other.pauses()) == sorted(names)
-    assert len(stored(world)) == 1
+    assert len(stored(world, PREFIX)) == 1
     rival.act = act
     client.resume("mine")
     assert "mine" not in {one.patterns[0] for one in other.pauses()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
@@ -33,18 +33,6 @@ SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint3
 CONFIG = TINY.model_copy(update={"lease_ms": 60_000, "inline_bytes": 0})
 Rows = list[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("as_", FORMATS)
-
-
-@pytest.fixture
-def client(world: World) -> persist.Client:
-    return world.client(CONFIG)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[persist.Client]:
-    """A location that other programs can read."""
-    with persist.open(f"file:{tmp_path}", config=CONFIG) as client:
-        yield client
 
 
 def row(id_: int, word: str) -> dict[str, Any]:
@@ -107,6 +95,39 @@ def check_there(client: persist.Client, as_: str) -> None:
     assert {key.rpartition("/")[2] for key in keys if "_copies/" not in key} <= {
         key.rpartition("/")[2] for key in (pin.keys if pin else ())
     }
+
+
+def dies_at_each_request(numbers: Iterable[int], as_: str, *, happens: bool, life: Callable[..., Any]) -> int:
+    """A publisher dies at each of these requests, and the next one takes over. Answers which was the last.
+
+    `life` makes a published table and changes it, and answers the time before that, and what all others check.
+    """
+    for n in numbers:
+        world = World()
+        as_of, check_there, maintain = life(world.client(CONFIG))
+        plan = Dying(None, happens=happens)
+        dying = world.client(CONFIG, plan=plan)
+        plan.seen, plan.k = 0, n
+        with suppress(Died):
+            dying.publish("s", as_)
+        is_whole, plan.k = plan.seen < n, None
+        world.clock.advance(120)
+        other = world.client(CONFIG)
+        check_there(other, as_)
+        maintain(other)
+        maintain(other)
+        check_there(other, as_)
+        assert other.publish("s", as_).as_of > as_of
+        check_there(other, as_)
+        other.withdraw("s", as_)
+        maintain(other)
+        assert not [one for one in world.inner.blob.list("-published/") if "_parts/" not in one.key]
+        for shard in other.table("s").describe().shards:
+            check_world(other, shard)
+        world.close()
+        if is_whole:
+            return n
+    raise AssertionError("it never came to its end")
 
 
 @BOTH
@@ -220,40 +241,21 @@ def test_nothing_that_is_published_is_deleted_until_it_is_withdrawn(client: pers
 @BOTH
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_death_at_any_request_leaves_what_was_published_and_the_next_one_takes_over(as_: str, happens: bool) -> None:
-    for n in range(1, 40):
-        world = World()
-        client = world.client(CONFIG)
+    def lived(client: persist.Client) -> Any:
         life(client)
         before = client.publish("s", as_, keep=2)
         client.table("s").upsert([row(1, "changed")])
-        plan = Dying(None, happens=happens)
-        dying = world.client(CONFIG, plan=plan)
-        plan.seen, plan.k = 0, n
-        with suppress(Died):
-            dying.publish("s", as_)
-        is_whole, plan.k = plan.seen < n, None
-        world.clock.advance(120)
-        other = world.client(CONFIG)
-        check_there(other, as_)
-        with closing(_table(Folder(other.machine("s")), as_)) as table:  # type: ignore[arg-type]
-            newest = table.newest()
-        assert newest is not None
-        assert newest.as_of in (before.as_of, before.as_of + 1)
-        other.maintain("s")
-        other.maintain("s")
-        check_there(other, as_)
-        after = other.publish("s", as_)
-        assert after.as_of == before.as_of + 1
-        check_there(other, as_)
-        other.withdraw("s", as_)
-        other.maintain("s")
-        assert not [one for one in world.inner.blob.list("-published/") if "_parts/" not in one.key]
-        check_world(other, "s")
-        world.close()
-        if is_whole:
-            assert n > 5
-            return
-    raise AssertionError("it never came to its end")
+
+        def check(other: persist.Client, as_: str) -> None:
+            check_there(other, as_)
+            with closing(_table(Folder(other.machine("s")), as_)) as table:  # type: ignore[arg-type]
+                newest = table.newest()
+            assert newest is not None
+            assert newest.as_of in (before.as_of, before.as_of + 1)
+
+        return before.as_of, check, lambda other: other.maintain("s")
+
+    assert dies_at_each_request(range(1, 40), as_, happens=happens, life=lived) > 5
 
 
 @BOTH

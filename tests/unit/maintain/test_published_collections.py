@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,22 +13,20 @@ from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import _table
 from persist_lib.testing import check_world
 from persist_lib.verify import check
-from tests.faults.test_collection_commands import Died, Dying
-from tests.unit.maintain.test_publish import BOTH, CONFIG, SCHEMA, Rows, by_others, plain, row, versions
+from tests.unit.maintain.test_publish import (
+    BOTH,
+    CONFIG,
+    SCHEMA,
+    Rows,
+    by_others,
+    dies_at_each_request,
+    plain,
+    row,
+    versions,
+)
 from tests.worlds import World
 
 SHARDS = pytest.mark.parametrize("shards", [1, 3])
-
-
-@pytest.fixture
-def client(world: World) -> persist.Client:
-    return world.client(CONFIG)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.open(f"file:{tmp_path}", config=CONFIG) as client:
-        yield client
 
 
 def made(client: persist.Client, shards: int = 3) -> Any:
@@ -223,35 +219,13 @@ def test_what_follows_a_collection_is_published_by_its_upkeep(client: persist.Cl
 @BOTH
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_death_at_any_request_leaves_what_was_published_and_the_next_one_takes_over(as_: str, happens: bool) -> None:
-    for n in range(1, 200, 3):
-        world = World()
-        client = world.client(CONFIG)
+    def lived(client: persist.Client) -> Any:
         table = made(client, 2)
         before = table.publish(as_, keep=2)
         table.upsert([row(1, "changed"), row(2, "as well"), row(3, "too")])
-        plan = Dying(None, happens=happens)
-        dying = world.client(CONFIG, plan=plan)
-        plan.seen, plan.k = 0, n
-        with suppress(Died):
-            dying.publish("s", as_)
-        is_whole, plan.k = plan.seen < n, None
-        world.clock.advance(120)
-        other = world.client(CONFIG)
-        check_there(other, as_)
-        other.table("s").maintain()
-        other.table("s").maintain()
-        check_there(other, as_)
-        after = other.publish("s", as_)
-        assert after.as_of > before.as_of
-        check_there(other, as_)
-        other.withdraw("s", as_)
-        other.table("s").maintain()
-        assert not [one for one in world.inner.blob.list("-published/") if "_parts/" not in one.key]
-        world.close()
-        if is_whole:
-            assert n > 20
-            return
-    raise AssertionError("it never came to its end")
+        return before.as_of, check_there, lambda other: other.table("s").maintain()
+
+    assert dies_at_each_request(range(1, 200, 3), as_, happens=happens, life=lived) > 20
 
 
 @BOTH

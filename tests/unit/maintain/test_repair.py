@@ -158,8 +158,7 @@ def test_what_cannot_be_repaired_is_left_as_it_is(world: World) -> None:
     assert rows_of(world) == broken
 
 
-def test_what_was_collected_since_the_last_good_version_is_not_brought_back() -> None:
-    world = World()
+def test_what_was_collected_since_the_last_good_version_is_not_brought_back(world: World) -> None:
     client = filled(world, 4, persist.Config(inline_bytes=0))
     poison(world, text_token)
     for entry in [*world.inner.blob.list(f"{SHARD}/")][:2]:
@@ -171,7 +170,6 @@ def test_what_was_collected_since_the_last_good_version_is_not_brought_back() ->
         world.client().repair(SHARD)
     assert rows_of(world) == broken
     client.close()
-    world.close()
 
 
 def test_what_a_newer_release_wrote_is_no_damage(world: World) -> None:
@@ -384,9 +382,8 @@ def test_a_rollup_that_only_a_guess_could_bring_back_is_left(world: World) -> No
     assert (rows_of(world), len(copies_of(world))) == (rows, len(before) - 1)
 
 
-def test_a_rollup_is_not_written_again_from_a_log_that_leads_to_other_bytes() -> None:
+def test_a_rollup_is_not_written_again_from_a_log_that_leads_to_other_bytes(world: World) -> None:
     """The log says another thing of its first row than it did when the rollup was made, and is linked to the end."""
-    world = World()
     rolled_up(world).close()
 
     def later(fields: list[Any]) -> None:
@@ -397,7 +394,6 @@ def test_a_rollup_is_not_written_again_from_a_log_that_leads_to_other_bytes() ->
     assert plan_mends(world.client().machine(SHARD)) == []
     with pytest.raises(Missing):
         world.client().repair(SHARD)
-    world.close()
 
 
 def test_the_command_mends_after_it_said_what_and_was_told_to(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from persist_lib.location.wrap.around import Operation
 from persist_lib.maintain import Scrubbed, known_damage
 from persist_lib.maintain.scrub_memory import recall
 from persist_lib.testing import Fate, Outcome, check_swept
+from tests.framing import framed
 from tests.shards import EAGER, TINY, filled
 from tests.worlds import SCHEMA, World, row
 
@@ -292,8 +293,9 @@ def test_when_its_memory_cannot_be_read_everything_is_read_again(world: World, w
     [key] = marks_of(world)
     data = world.inner.blob.get(key) or b""
     spoiled = {
-        "cut": data[:-1], "flipped": data[:-1] + bytes([data[-1] ^ 1]), "foreign": b"hello", "newer": newer(data),
-        "undecodable": undecodable(),
+        "cut": data[:-1], "flipped": data[:-1] + bytes([data[-1] ^ 1]), "foreign": b"hello",
+        "newer": framed(data[:4], 2, data[21:]),
+        "undecodable": framed(b"PSTm", 1, msgspec.msgpack.encode(["no", "marks"])),
     }  # fmt: skip
     put(world, key, spoiled[what])
     assert known_damage(client.blob, [S])[S].unreadable
@@ -305,19 +307,6 @@ def test_when_its_memory_cannot_be_read_everything_is_read_again(world: World, w
     else:
         assert key not in marks_of(world)
         assert client.scrub("s", new_only=True).batches == 1
-
-
-def newer(data: bytes) -> bytes:
-    from xxhash import xxh3_128_digest  # noqa: PLC0415
-
-    return data[:4] + b"\x02" + xxh3_128_digest(b"\x02" + data[21:]) + data[21:]
-
-
-def undecodable() -> bytes:
-    from xxhash import xxh3_128_digest  # noqa: PLC0415
-
-    body = b"\x01" + msgspec.msgpack.encode(["no", "marks"])
-    return b"PSTm" + body[:1] + xxh3_128_digest(body) + body[1:]
 
 
 def test_a_read_only_client_scrubs_reports_and_says_that_nothing_is_remembered(

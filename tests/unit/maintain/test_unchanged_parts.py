@@ -35,11 +35,6 @@ ROWS = 5_000
 Rows = list[tuple[Any, ...]]
 
 
-@pytest.fixture
-def client(world: World) -> persist.Client:
-    return world.client(CONFIG)
-
-
 def filled(client: persist.Client, count: int = ROWS) -> dict[Any, str]:
     """A shard whose contents are kept ahead in a dozen parts and more, and what is in it."""
     rng = random.Random(0)

@@ -165,15 +165,12 @@ def test_a_read_only_client_counts_uploads_and_gives_none_up(place: Uploading) -
     assert len(place.unfinished()) == 1
 
 
-def test_a_location_that_sends_nothing_in_pieces_is_not_asked_for_uploads() -> None:
-    from tests.worlds import World  # noqa: PLC0415
+def test_a_location_that_sends_nothing_in_pieces_is_not_asked_for_uploads(world: World) -> None:
 
-    world = World()
     client = world.client()
     client.open_writer("s", SCHEMA).compare_and_append([row(1)], 0, 1)
     assert client.audit_orphans("s").uploads == 0
     assert world.count("uploads", "abort_uploads") == 0
-    world.close()
 
 
 def killed_in_the_middle_of_an_upload(url: str) -> None:

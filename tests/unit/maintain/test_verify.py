@@ -183,8 +183,7 @@ def test_a_row_that_names_another_row_as_the_one_before_it_is_found(world: World
     assert ("chain", "v7") in found
 
 
-def test_rows_that_are_not_there_are_a_gap_and_not_a_truncation() -> None:
-    world = World()
+def test_rows_that_are_not_there_are_a_gap_and_not_a_truncation(world: World) -> None:
     copied(world.client(TINY))
     good = rows_of(world)
     rewrite(world, good[:3] + good[5:])
@@ -194,7 +193,6 @@ def test_rows_that_are_not_there_are_a_gap_and_not_a_truncation() -> None:
     assert [kind for kind, _ in kinds(found)] == []
     assert found.truncated == 4
     assert any("before the oldest copy" in why for why in found.not_checked)
-    world.close()
 
 
 @pytest.mark.parametrize("how", ["gone", "flipped", "cut", "another", "of other contents"])
@@ -288,16 +286,14 @@ def test_orphans_are_a_finding_and_no_damage_and_what_may_be_linked_yet_is_neith
     assert client.verify("s").findings == ()
 
 
-def test_what_is_deleted_or_linked_while_it_looks_is_no_damage() -> None:
+def test_what_is_deleted_or_linked_while_it_looks_is_no_damage(world: World) -> None:
     """A compaction and a collection between the listing and the state, and appends while it walks."""
-    world = World()
     client, other = world.client(TINY), world.client(TINY)
     filled(client, 6)
     client.verify("s")
     for n in range(40):
         looking = world.client(TINY, plan=Meddling(other, n // 2))
         assert not looking.verify("s", full=bool(n % 2)).findings, n
-    world.close()
 
 
 class Meddling:
@@ -375,9 +371,8 @@ def test_the_bytes_of_a_verdict_are_the_same_for_ever() -> None:
     assert WALKED_FORM.decode(data, "k") == Walked(SeqNo(300), bytes(range(16)))
 
 
-def test_a_scrub_of_a_release_without_verdicts_leaves_them() -> None:
+def test_a_scrub_of_a_release_without_verdicts_leaves_them(world: World) -> None:
     """It lists what is a key of marks, and deletes no other."""
-    world = World()
     client = world.client(TINY)
     filled(client, 3)
     client.verify("s")
@@ -387,7 +382,6 @@ def test_a_scrub_of_a_release_without_verdicts_leaves_them() -> None:
     client.scrub("s", new_only=True)
     assert verdicts(world) == before
     assert client.scrub("s", new_only=True).batches == 0
-    world.close()
 
 
 def test_what_a_newer_release_wrote_is_not_checked_and_no_damage(world: World) -> None:

@@ -246,8 +246,7 @@ def test_records_that_cannot_be_read_stop_nothing_else(lake: persist.Client) -> 
         assert report.looked_at["stream"] == 1
 
 
-def test_a_store_that_does_not_answer_for_one_shard_is_no_damage_and_not_sound() -> None:
-    world = World()
+def test_a_store_that_does_not_answer_for_one_shard_is_no_damage_and_not_sound(world: World) -> None:
     client = world.client(TINY)
     filled(client, 2)
     filled(client, 2, shard="t")
@@ -261,7 +260,6 @@ def test_a_store_that_does_not_answer_for_one_shard_is_no_damage_and_not_sound()
     assert report.findings == ()
     assert not report.is_sound
     assert not report.is_damaged
-    world.close()
 
 
 def test_the_command_prints_a_line_a_finding_what_it_did_not_check_and_ends_with_the_code(tmp_path: Path) -> None:

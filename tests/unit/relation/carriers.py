@@ -1,7 +1,7 @@
 """The carriers that rows can have, behind one small interface, so that each rule is said once for all of them.
 
 A shard; a collection of one shard and of three; a table on a timeline without a WAL, and on one with a WAL. What a
-carrier does otherwise today, and is to do as the others, is in `test_differences.py`.
+carrier does otherwise today, and is to do as the others, is marked by the word "today".
 """
 
 from __future__ import annotations
@@ -163,9 +163,8 @@ class Carrier(Made):
         return Relation(self, client)
 
 
-CARRIERS = SHARD, PROMOTED, ONE, THREE, DIRECT, WAL = tuple(Carrier(*one) for one in ALL)
+CARRIERS = SHARD, PROMOTED, ONE, THREE, _, WAL = tuple(Carrier(*one) for one in ALL)
 HANDLES = (SHARD, ONE, THREE, PROMOTED)
-RENDITIONS = (ONE, THREE, PROMOTED, DIRECT, WAL)
 
 
 def over(*carriers: Carrier) -> pytest.MarkDecorator:
@@ -173,7 +172,7 @@ def over(*carriers: Carrier) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("carrier", carriers, ids=[carrier.name for carrier in carriers])
 
 
-over_all, over_handles, over_renditions = over(*CARRIERS), over(*HANDLES), over(*RENDITIONS)
+over_all, over_handles = over(*CARRIERS), over(*HANDLES)
 
 
 def time_of(done: Any) -> int:

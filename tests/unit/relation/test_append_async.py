@@ -31,22 +31,6 @@ from tests.gated import LONG_S, Threaded, wait_for
 from tests.worlds import SCHEMA, SMALL, World, row
 
 
-def test_each_future_counts_its_own_updates(make: Callable[..., Threaded]) -> None:
-    t = make()
-    t.outstanding()
-    batches = [
-        ([row(9, time=1), row(9, time=1), row(1, time=2), row(1, time=2, diff=-1)], 1, 4),
-        ([], 4, 5),
-        ([row(n, time=5) for n in range(7)], 5, 6),
-        ([row(9, time=9)], 6, persist.TOP),
-    ]
-    futures = [t.write.append_async(*batch) for batch in batches]
-    t.gate.open.set()
-    assert [future.result(LONG_S).count for future in futures] == [1, 0, 7, 1]
-    assert t.gate.passed == 2
-    check_world(t.other, "s")
-
-
 def test_one_with_a_token_shares_no_commit_and_answers_again(make: Callable[..., Threaded]) -> None:
     t = make()
     t.outstanding()
@@ -305,11 +289,6 @@ def test_bytes_decide_where_they_come_first(world: World) -> None:
     write.close()
     assert write.fetch_upper() == persist.at(100)
     check_world(client, "s")
-
-
-def test_without_batching_nothing_is_held_back(make: Callable[..., Threaded]) -> None:
-    t = make()
-    t.write.append_async([row(0)], 0, 1).result(LONG_S)
 
 
 def test_what_is_held_back_is_sent_by_itself_when_it_is_old(make: Callable[..., Threaded]) -> None:

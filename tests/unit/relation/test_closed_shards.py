@@ -58,12 +58,6 @@ def test_an_append_that_closed_the_shard_itself_is_known_by_its_token(world: Wor
     assert (again.seqno, again.upper, again.count) == (done.seqno, persist.TOP, 1)
 
 
-def test_what_is_covered_on_an_open_shard_is_a_success_still(world: World) -> None:
-    write = world.client().open_writer("s", SCHEMA)
-    write.compare_and_append([row(1)], 0, 5)
-    assert write.append([row(1)], 0, 5).count == 0
-
-
 def test_saying_again_that_nothing_more_comes_is_true_of_a_closed_shard(world: World) -> None:
     write = closed(world).open_writer("s", SCHEMA)
     before = world.bytes("s")
@@ -93,19 +87,13 @@ def test_a_closed_handle_does_not_say_that_upper_has_come_so_far(world: World) -
         write.advance_upper(3)
 
 
-def test_a_no_op_tells_the_newest_upper_not_one_that_was_known(world: World) -> None:
-    write = world.client().open_writer("s", SCHEMA)
-    write.advance_upper(5)
-    world.client().open_writer("s", SCHEMA).advance_upper(9)
-    assert write.advance_upper(4).upper == persist.at(9)
-
-
 def test_releasing_a_hold_twice_says_that_there_is_none(world: World) -> None:
     client = world.client()
     client.open_writer("s", SCHEMA)
     client.set_hold("s", "audit", 0, opaque=b"mine")
     client.set_hold("s", "dash", 0)
     client.release_hold("s", "audit")
+    before = world.bytes("s")
     for expected in ("any", b"mine", b""):
         with pytest.raises(HoldConflict, match="there is no hold 'audit'") as caught:
             client.release_hold("s", "audit", expected=expected)
@@ -116,6 +104,9 @@ def test_releasing_a_hold_twice_says_that_there_is_none(world: World) -> None:
         client.set_hold("s", "dash", 0, expected=None)
     with pytest.raises(HoldConflict, match="fencing value b'', not b'mine'"):
         client.release_hold("s", "dash", expected=b"mine")
+    assert world.bytes("s") == before
+    client.downgrade_hold("s", "dash", 0, expected=b"", opaque=b"mine")
+    client.release_hold("s", "dash", expected=b"mine")
 
 
 def test_what_is_so_already_changes_nothing(world: World) -> None:
@@ -133,6 +124,8 @@ def test_what_is_so_already_changes_nothing(world: World) -> None:
 
 def test_every_call_on_a_tombstone_says_what_is_so(world: World) -> None:
     client = closed(world)
+    with client.open_reader("s"), pytest.raises(persist.StillRead):
+        client.finish("s")
     client.finish("s")
     for call in (
         lambda: client.finish("s"),
@@ -143,6 +136,7 @@ def test_every_call_on_a_tombstone_says_what_is_so(world: World) -> None:
         lambda: client.evolve_schema("s", SCHEMA),
         lambda: client.open_reader("s"),
         lambda: client.open_writer("s", SCHEMA).append([row(1)], 0, 5),
+        lambda: client.open_writer("s", SCHEMA).compare_and_append([row(1, time=5)], 5, 6),
         lambda: client.open_writer("s", SCHEMA).append([], 0, 5),
         lambda: client.open_writer("s", SCHEMA).upsert([]),
         lambda: client.open_writer("s", SCHEMA).append_now([{"id": 1, "word": "w"}]),
@@ -157,6 +151,8 @@ def test_every_call_on_a_tombstone_says_what_is_so(world: World) -> None:
     client.maintain("s")  # the rollup that the last one has replaced
     assert not client.collect("s").keys, "maintain did it"
     assert not client.audit_orphans("s").orphans
+    assert len([*world.inner.blob.list("s/")]) == 1, "one rollup remains"
+    assert "s" in client.shards()
     check_world(client, "s")
 
 

@@ -167,14 +167,6 @@ def test_a_repeated_append_answers_as_it_did_though_it_would_break_a_constraint_
     assert write.append([row(2, "a", 1)], 1, 2, token=b"also").seqno == also.seqno
 
 
-def test_upserts_and_deletes_keep_constraints(world: World) -> None:
-    write = world.client().open_writer("s", BOTH)
-    write.upsert([{"id": n, "word": "a"} for n in range(5)])
-    write.upsert([{"id": n, "word": "b"} for n in range(3, 8)])
-    write.delete([0, 7, 9])
-    assert contents(world) == {(n, "a" if n < 3 else "b"): 1 for n in range(1, 7)}
-
-
 def test_constraints_are_part_of_the_schema_and_stay(world: World) -> None:
     client = world.client()
     client.open_writer("s", UNIQUE)

@@ -11,32 +11,10 @@ import persist_lib as persist
 from persist_lib.errors import Determinate, ShardFinished, SinceViolation
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.around import AroundConsensus
-from persist_lib.testing import Outcome, contents_of
+from persist_lib.testing import Outcome
 from tests.shards import TINY, filled
 from tests.unit.relation.carriers import Heard
 from tests.worlds import SCHEMA, WIDER, Storm, World, row
-
-
-@pytest.mark.parametrize("config", [persist.Config(), TINY])
-@pytest.mark.parametrize("as_of", [0, 7, 38, 39])
-def test_a_listener_hears_exactly_what_happened_after_its_start(
-    world: World, config: persist.Config, as_of: int
-) -> None:
-    client = world.client(config)
-    model = filled(client)
-    for _ in range(2):
-        with client.open_reader("s") as read:
-            heard = Heard(None, as_of).take(read.listen(as_of, until=40))
-            assert heard.frontier == persist.at(40)
-            assert heard.updates == model.between(as_of + 1, persist.at(40))
-            together = contents_of(read.snapshot(as_of, diff=True).to_arrow())
-            for (data, _), diff in heard.updates.items():
-                together[data] += diff
-            assert {k: v for k, v in together.items() if v} == model.contents(39)
-            assert Heard(None, as_of).take(read.listen(as_of, until=20)).updates == model.between(
-                as_of + 1, persist.at(20)
-            )
-        client.maintain("s", policy=persist.Policy(weight=1e9))
 
 
 def test_a_snapshot_that_waits_is_woken_by_a_store_that_wakes_waiters(world: World) -> None:
@@ -82,27 +60,6 @@ def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
     assert pauses[0] <= 0.015
     assert 0.015 < max(pauses) <= 0.03, "and is never long in hearing of news"
     assert pauses[61] <= 0.018, "news make it quick again"
-
-
-def test_a_failure_is_told_again_and_loses_nothing(world: World) -> None:
-    storm = Storm(Outcome.REFUSED, "get", "get_range")
-    writing, client = world.client(TINY), world.client(TINY.model_copy(update={"timeout_s": 0.1}), plan=storm)
-    filled(writing, 10)
-    read = client.open_reader("s")
-    for verb in (lambda listener: listener.poll(), next):
-        listener = read.listen(0)
-        first = [next(listener), next(listener)]
-        assert listener.frontier == persist.at(2)
-        storm.blows = True
-        for _ in range(2):
-            with pytest.raises(Determinate):
-                verb(listener)
-        storm.blows = False
-        with pytest.raises(Determinate):
-            verb(listener)
-        assert listener.frontier == persist.at(2), "continue from here"
-        again = Heard(None, 0).take(first).take(read.listen(1, until=10)).updates
-        assert again == Heard(None, 0).take(read.listen(0, until=10)).updates
 
 
 def test_a_poll_that_fails_half_way_has_delivered_nothing(world: World) -> None:

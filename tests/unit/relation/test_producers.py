@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 import persist_lib as persist
-from tests.worlds import SCHEMA, World, row
-
-
-@pytest.fixture
-def world():
-    world = World("memory:", 3)
-    yield world
-    world.close()
+from tests.worlds import SCHEMA, row
 
 
 def test_a_number_that_was_committed_is_refused_and_the_error_says_where_it_is(world):
@@ -30,17 +23,12 @@ def test_a_number_that_was_committed_is_refused_and_the_error_says_where_it_is(w
     assert client.inspect("s").seqno == done.seqno, "nothing was written, and no writer was registered for it"
 
 
-@pytest.mark.parametrize("door", ["append_now", "append_async", "many"])
-def test_every_door_that_appends_by_comparison_takes_a_producer(world, door):
+def test_an_append_to_several_shards_takes_a_producer(world):
     client = world.client()
     write, read = client.open_shard("s", SCHEMA)
 
     def append(number: int) -> object:
         upper = write.fetch_upper().time
-        if door == "append_now":
-            return write.append_now([{"id": number, "word": "w"}], producer=("query", number))
-        if door == "append_async":
-            return write.append_async([row(number, "w", upper)], upper, upper + 1, producer=("query", number)).result()
         return client.compare_and_append_many(
             [persist.Append(write, [row(number, "w", upper)], upper, upper + 1, ("query", number))]
         )

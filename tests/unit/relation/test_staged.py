@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import persist_lib as persist
-from persist_lib.relation.stage import PART_BYTES, Lease, Ticket
+from persist_lib.relation.stage import Lease, Ticket
 from persist_lib.testing import Outcome, Rival
 from tests.worlds import SCHEMA, SMALL, WIDER, Storm, World, row
 
@@ -254,10 +254,6 @@ def test_a_ticket_is_of_one_shard_and_not_of_one_in_memory(world: World) -> None
             other.resume_stage(ticket_of(client, stage))
         assert world.bytes("s") == before
         assert write.append_staged([staged]).count == 1
-
-
-def test_memory_is_bounded_by_parts_of_limited_size() -> None:
-    assert persist.Config().part_bytes >= PART_BYTES
 
 
 def test_a_task_that_writes_for_long_extends_the_lease_as_soon_as_half_of_it_is_left(world: World) -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import persist_lib as persist
-from persist_lib.core.formats import CREATED, SCHEMAS_SAY_MORE
 from persist_lib.errors import (
     DiffOverflow,
     InvalidUsage,
@@ -266,16 +265,6 @@ def counts(done: persist.Changed) -> tuple[int, int, int, int]:
     return done.inserted, done.updated, done.unchanged, done.deleted
 
 
-def test_append_now_takes_the_next_time(world: World) -> None:
-    write = world.client().open_writer("s", SCHEMA)
-    write.advance_upper(7)
-    done = write.append_now([one(1), {**one(1), "_diff": 2}, one(2, "b")])
-    assert (done.upper, done.count, type(done)) == (persist.at(8), 2, persist.Appended)
-    assert contents(world) == {(1, "w"): 3, (2, "b"): 1}
-    with pytest.raises(InvalidUsage, match="next time itself"):
-        write.append_now([row(1, time=3)])
-
-
 # --- races -----------------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +354,3 @@ def test_a_multiplicity_that_no_update_can_retract_is_told(world: World) -> None
     write.append_now([{**one(1, "x"), "_diff": 2}])
     assert counts(write.upsert([one(1, "x"), one(2)])) == (0, 1, 1, 0)
     assert contents(world) == {(1, "x"): 1, (2, "w"): 1}
-
-
-def test_shards_are_created_in_a_format_that_has_constraints() -> None:
-    assert CREATED >= SCHEMAS_SAY_MORE

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ import persist_lib as persist
 from persist_lib.core import refusals as r
 from persist_lib.errors import Determinate, InvalidUsage, NewerFormat, UpperMismatch
 from persist_lib.format import wire
-from persist_lib.format.log import GROUP, decode_row
 from persist_lib.ids import SeqNo
 from persist_lib.location.commands import Answered
 from persist_lib.location.rpc.servers import Servers, Unreached
@@ -66,26 +64,6 @@ def test_the_library_works_through_a_server(site: Site) -> None:
     for _ in range(4):
         client.maintain("s")
     check_swept(site.store, "s")
-
-
-def test_clients_of_one_shard_share_rows_and_lose_nothing(site: Site) -> None:
-    site.store.open_writer("s", SCHEMA).close()
-
-    def run(number: int) -> int:
-        client = site.client()
-        write = client.open_writer("s", SCHEMA)
-        for n in range(10):
-            write.append_now([{"id": number * 100 + n, "word": "x"}])
-        return 10
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(run, range(8))) == 80
-    found = [decode_row(one.data, "row") for one in site.store.consensus.scan("s", SeqNo(0), 10_000)]
-    assert GROUP in {one.command for one in found}
-    with site.store.open_reader("s") as read:
-        told = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1, diff=True).to_arrow())
-    assert sorted(int(data[0]) for data in told) == sorted(n * 100 + k for n in range(8) for k in range(10))
-    check_world(site.store, "s")
 
 
 def test_a_server_that_stops_is_left_for_the_next_one(site: Site) -> None:

@@ -41,8 +41,7 @@ def rows(store):
     return store.consensus.scan(SHARD, SeqNo(1), 1000)
 
 
-def test_an_undisputed_commit_costs_one_compare_and_set_and_nothing_else():
-    store = Store()
+def test_an_undisputed_commit_costs_one_compare_and_set_and_nothing_else(store):
     seen: list[Operation] = []
     store.created()
     machine = store.machine(consensus=RecordingConsensus(store.consensus, seen))
@@ -52,8 +51,7 @@ def test_an_undisputed_commit_costs_one_compare_and_set_and_nothing_else():
     assert [request.kind for request in seen if request.kind != "now"] == ["compare_and_set"] * 3
 
 
-def test_a_rival_that_is_first_makes_the_command_built_anew_from_what_it_left():
-    store = Store()
+def test_a_rival_that_is_first_makes_the_command_built_anew_from_what_it_left(store):
     store.created()
     rival = Rival(store.consensus)
     machine, other = store.machine(consensus=rival), store.machine()
@@ -66,10 +64,8 @@ def test_a_rival_that_is_first_makes_the_command_built_anew_from_what_it_left():
     assert store.machine().fetch().state == machine.state
 
 
-def test_a_refusal_is_told_only_of_a_state_read_afresh():
+def test_a_refusal_is_told_only_of_a_state_read_afresh(store, machine):
     """This process thinks that upper is 1; it is 3 already, and the append at 3 is right."""
-    store = Store()
-    machine = store.created()
     append_next(machine)
     append_next(store.machine(), 2)
     assert machine.commit(appending(3, 4, b"t")).seqno == 6
@@ -79,10 +75,8 @@ def test_a_refusal_is_told_only_of_a_state_read_afresh():
     assert (caught.value.expected, caught.value.actual) == (at(4), at(5))
 
 
-def test_nothing_to_do_is_told_only_of_a_state_read_afresh():
+def test_nothing_to_do_is_told_only_of_a_state_read_afresh(store, machine):
     """Retention was 5 when this process looked, and is none now: to set it to 5 is not done already."""
-    store = Store()
-    machine = store.created()
     machine.commit(always(c.SetRetention(5)))
     store.machine().commit(always(c.SetRetention(None)))
     machine.commit(always(c.SetRetention(5)))
@@ -90,8 +84,7 @@ def test_nothing_to_do_is_told_only_of_a_state_read_afresh():
     assert machine.commit(always(c.SetRetention(5))).attempts == 0
 
 
-def test_a_commit_on_a_shard_that_is_not_there_says_so_and_makes_none():
-    store = Store()
+def test_a_commit_on_a_shard_that_is_not_there_says_so_and_makes_none(store):
     with pytest.raises(NotFound, match="orders"):
         append_next(store.machine())
     with pytest.raises(NotFound):
@@ -99,8 +92,7 @@ def test_a_commit_on_a_shard_that_is_not_there_says_so_and_makes_none():
     assert rows(store) == []
 
 
-def test_two_that_create_at_once_agree_on_one_shard():
-    store = Store()
+def test_two_that_create_at_once_agree_on_one_shard(store):
     rival = Rival(store.consensus)
     rival.before_next(lambda: store.machine().commit(always(CREATE)))
     answer = store.machine(consensus=rival).try_commit(always(CREATE))
@@ -130,8 +122,7 @@ def faulty(store, *fates):
 
 @pytest.mark.parametrize("outcome", [Outcome.HAPPENED_UNKNOWN, Outcome.LOST_UNKNOWN])
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_an_unknown_outcome_is_found_out_and_the_append_is_there_exactly_once(outcome, times):
-    store = Store()
+def test_an_unknown_outcome_is_found_out_and_the_append_is_there_exactly_once(store, outcome, times):
     store.created()
     machine = faulty(store, *((number, outcome) for number in range(1, times + 1)))
     answer = machine.commit(appending(0, 1, b"t"), token=b"t")
@@ -145,9 +136,8 @@ def test_an_unknown_outcome_is_found_out_and_the_append_is_there_exactly_once(ou
     assert len(rows(store)) == 3
 
 
-def test_an_unknown_outcome_that_a_rival_decided_is_a_lost_race_like_any_other():
+def test_an_unknown_outcome_that_a_rival_decided_is_a_lost_race_like_any_other(store):
     """The request was lost; before it is sent again somebody else takes its place."""
-    store = Store()
     store.created()
     other = store.machine()
 
@@ -162,9 +152,8 @@ def test_an_unknown_outcome_that_a_rival_decided_is_a_lost_race_like_any_other()
         machine.commit(appending(0, 1, b"t"))
 
 
-def test_a_request_that_arrives_late_changes_nothing_more():
+def test_a_request_that_arrives_late_changes_nothing_more(store):
     """It timed out, was sent again and won; then the first copy arrives, and once more after others have moved on."""
-    store = Store()
     store.created()
     late: list[Callable[[], object]] = []
 
@@ -183,8 +172,7 @@ def test_a_request_that_arrives_late_changes_nothing_more():
     assert store.machine().fetch().state.count == 3
 
 
-def test_a_request_that_arrives_between_two_attempts_counts_once():
-    store = Store()
+def test_a_request_that_arrives_between_two_attempts_counts_once(store):
     store.created()
 
     class Delayed(AroundConsensus):
@@ -209,8 +197,7 @@ def test_a_request_that_arrives_between_two_attempts_counts_once():
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_what_stays_unknown_until_the_timeout_is_indeterminate_and_names_its_token(applied):
-    store = Store()
+def test_what_stays_unknown_until_the_timeout_is_indeterminate_and_names_its_token(store, applied):
     store.created()
     outcome = Outcome.HAPPENED_UNKNOWN if applied else Outcome.LOST_UNKNOWN
     machine = faulty(store, *((number, outcome) for number in range(1, 10_000)))
@@ -227,27 +214,7 @@ def test_what_stays_unknown_until_the_timeout_is_indeterminate_and_names_its_tok
     assert store.machine().fetch().state.count == 1
 
 
-def test_a_failure_that_certainly_did_not_happen_is_passed_on_and_the_machine_goes_on():
-    store = Store()
-    store.created()
-    machine = faulty(store, (1, Outcome.REFUSED))
-    with pytest.raises(Determinate):
-        append_next(machine)
-    assert store.machine().fetch().state.count == 0
-    assert append_next(machine).seqno == 3
-
-
-def test_a_certain_failure_after_an_unknown_one_decides_nothing():
-    """The first copy may still arrive: the second one's failure must not be told as `did not happen`."""
-    store = Store()
-    store.created()
-    machine = faulty(store, (1, Outcome.HAPPENED_UNKNOWN), (2, Outcome.REFUSED))
-    assert append_next(machine).seqno == 3
-    assert store.machine().fetch().state.count == 1
-
-
-def test_a_commit_that_loses_for_ever_times_out_with_nothing_changed():
-    store = Store()
+def test_a_commit_that_loses_for_ever_times_out_with_nothing_changed(store):
     store.created()
     other = store.machine()
 
@@ -273,8 +240,7 @@ def append_next_with_timeout(machine, timeout_s):
     return machine.commit(build, timeout_s=timeout_s)
 
 
-def test_no_time_at_all_means_one_attempt():
-    store = Store()
+def test_no_time_at_all_means_one_attempt(store):
     store.created()
     rival = Rival(store.consensus)
     machine = store.machine(consensus=rival)
@@ -285,8 +251,7 @@ def test_no_time_at_all_means_one_attempt():
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_an_interrupt_in_mid_commit_leaves_a_machine_that_works_and_tells(happened):
-    store = Store()
+def test_an_interrupt_in_mid_commit_leaves_a_machine_that_works_and_tells(store, happened):
     store.created()
 
     def interrupted(call):
@@ -304,9 +269,8 @@ def test_an_interrupt_in_mid_commit_leaves_a_machine_that_works_and_tells(happen
     assert machine.state.count == 2
 
 
-def test_an_unknown_outcome_whose_row_was_truncated_since_is_told_by_the_token_in_the_state():
+def test_an_unknown_outcome_whose_row_was_truncated_since_is_told_by_the_token_in_the_state(store):
     """The row was written, then rolled up and truncated by others, before this process could look at it."""
-    store = Store()
     store.created()
     other = store.machine()
 
@@ -325,9 +289,8 @@ def test_an_unknown_outcome_whose_row_was_truncated_since_is_told_by_the_token_i
     assert machine.state == store.machine().fetch().state
 
 
-def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown():
+def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown(store):
     """A retention policy, set or not, changed and truncated by others since: nothing tells, so nothing is guessed."""
-    store = Store()
     store.created()
     other = store.machine()
 
@@ -344,14 +307,13 @@ def test_an_unknown_outcome_that_has_left_no_trace_stays_unknown():
 
 
 @pytest.mark.parametrize("meanwhile", [1, 2, 3])
-def test_an_unknown_outcome_on_a_history_that_was_replaced_is_told_as_neither(meanwhile):
+def test_an_unknown_outcome_on_a_history_that_was_replaced_is_told_as_neither(store, meanwhile):
     """Before the request is sent again an older copy is restored, and others append as much, or more, or less."""
-    store = Store()
     store.created()
     older = store.consensus.scan(SHARD, SeqNo(1), 99)
 
     def restored(_call):
-        store.consensus._logs[SHARD] = list(older)  # type: ignore[attr-defined]
+        store.consensus._logs[SHARD] = list(older)
         append_next(store.machine(), meanwhile)
         raise Indeterminate("no answer")
 
@@ -365,9 +327,7 @@ def test_an_unknown_outcome_on_a_history_that_was_replaced_is_told_as_neither(me
     assert store.machine().fetch().state.count == meanwhile
 
 
-def test_the_version_of_a_machine_never_goes_back():
-    store = Store()
-    machine = store.created()
+def test_the_version_of_a_machine_never_goes_back(store, machine):
     seen = [machine.version.seqno]
     for _ in range(5):
         append_next(store.machine())
@@ -413,9 +373,7 @@ def test_a_refusal_becomes_an_exception_that_names_the_shard_and_carries_the_val
     assert not isinstance(raised, Refused) or len(str(raised)) > 40
 
 
-def test_a_refused_command_leaves_no_row():
-    store = Store()
-    machine = store.created()
+def test_a_refused_command_leaves_no_row(store, machine):
     for command in (c.Create(SCHEMA), c.Expire(2**62), c.Retire("w9"), c.ReleaseHold("h", b"")):
         with pytest.raises((InvalidUsage, Refused)):
             machine.commit(always(command))

@@ -269,9 +269,9 @@ def test_after_an_attempt_however_slow_no_pause_is_longer_than_the_longest():
 
 
 @pytest.mark.parametrize("makes_room", [True, False])
-def test_a_full_shard_that_another_process_flushes_is_waited_for_as_long_as_that_may_take(monkeypatch, makes_room):
-    store = Store()
-    machine = store.created()
+def test_a_full_shard_that_another_process_flushes_is_waited_for_as_long_as_that_may_take(
+    store, machine, monkeypatch, makes_room
+):
     machine.commit(appending(0, 1, b"a"))
     monkeypatch.setattr(Pace, "is_others_duty", lambda *_: True)
     full, asked = machine.version, []

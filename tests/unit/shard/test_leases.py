@@ -375,8 +375,7 @@ def test_a_reader_that_was_stopped_and_expired_gets_lease_expired_and_never_wron
         check_world(client, "s")
 
 
-def test_a_failure_in_the_background_ends_no_renewal() -> None:
-    world = World()
+def test_a_failure_in_the_background_ends_no_renewal(world: World) -> None:
     storm = Storm(Outcome.REFUSED, "compare_and_set", "scan")
     client = world.client(persist.Config(lease_ms=10_000, timeout_s=0.5), plan=storm)
     write, read = client.open_shard("s", SCHEMA)
@@ -395,11 +394,9 @@ def test_a_failure_in_the_background_ends_no_renewal() -> None:
     world.clock.advance(5)
     assert not other.expire("s").overdue
     assert {write.id, read.id} == {*other.inspect("s").state.writers, *other.inspect("s").state.readers}
-    world.close()
 
 
-def test_a_heartbeat_costs_no_blob_operation_and_no_commit_before_it_is_due() -> None:
-    world = World()
+def test_a_heartbeat_costs_no_blob_operation_and_no_commit_before_it_is_due(world: World) -> None:
     client = world.client(persist.Config(lease_ms=10_000))
     write, read = client.open_shard("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)
@@ -416,11 +413,9 @@ def test_a_heartbeat_costs_no_blob_operation_and_no_commit_before_it_is_due() ->
     read.downgrade_since(1)
     assert world.count("compare_and_set") == 2
     assert not world.count("get", "get_range", "set", "list", "delete")
-    world.close()
 
 
-def test_a_clock_that_steps_changes_liveness_and_nothing_else() -> None:
-    world = World()
+def test_a_clock_that_steps_changes_liveness_and_nothing_else(world: World) -> None:
     client = world.client(persist.Config(lease_ms=10_000))
     write, read = client.open_shard("s", SCHEMA)
     for step in (3600, -7200, 10**6, -(10**6)):
@@ -436,12 +431,10 @@ def test_a_clock_that_steps_changes_liveness_and_nothing_else() -> None:
         except LeaseExpired:
             read = client.open_reader("s")
         check_world(client, "s")
-    world.close()
 
 
-def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years() -> None:
+def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years(world: World) -> None:
     """A machine starts with a wrong clock, takes leases, corrects it, and dies: its leases end all the same."""
-    world = World()
     dead = world.client(persist.Config(inline_bytes=0))
     world.clock.advance(12 * YEAR_S)
     write, read = dead.open_shard("s", SCHEMA)
@@ -458,11 +451,9 @@ def test_a_clock_that_was_years_ahead_leaves_no_lease_for_years() -> None:
     for _ in range(3):
         client.maintain("s")
     check_swept(client, "s")
-    world.close()
 
 
-def test_a_clock_that_was_days_ahead_leaves_leases_for_days_and_no_longer() -> None:
-    world = World()
+def test_a_clock_that_was_days_ahead_leaves_leases_for_days_and_no_longer(world: World) -> None:
     world.clock.advance(3 * DAY_S)
     dead = world.client(persist.Config(lease_ms=10_000))
     dead.open_shard("s", SCHEMA)[1].fetch_upper()
@@ -474,22 +465,18 @@ def test_a_clock_that_was_days_ahead_leaves_leases_for_days_and_no_longer() -> N
     assert client.expire("s").overdue == ()
     world.clock.advance(11)
     assert len(client.expire("s").overdue) == readers
-    world.close()
 
 
-def test_the_longest_lease_that_a_client_asks_for_is_kept() -> None:
-    world = World()
+def test_the_longest_lease_that_a_client_asks_for_is_kept(world: World) -> None:
     client = world.client(persist.Config(lease_ms=LONGEST_LEASE_MS))
     write = client.open_writer("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)
     assert client.expire("s").overdue == ()
     world.clock.advance(-0.001)
     assert [overdue.id for overdue in client.expire("s").overdue] == [write.id]
-    world.close()
 
 
-def test_a_lease_is_never_shortened() -> None:
-    world = World()
+def test_a_lease_is_never_shortened(world: World) -> None:
     client = world.client(persist.Config(lease_ms=100_000))
     write = client.open_writer("s", SCHEMA)
     write.compare_and_append([row(1)], 0, 1)
@@ -497,13 +484,11 @@ def test_a_lease_is_never_shortened() -> None:
     world.clock.advance(-50)
     write.compare_and_append([row(1, time=1)], 1, 2)
     assert client.inspect("s").state.writers[write.id].lease_until == until
-    world.close()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST_UNKNOWN, Outcome.HAPPENED_UNKNOWN])
-def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(outcome: Outcome) -> None:
+def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(world: World, outcome: Outcome) -> None:
     """Its place in the log was truncated before it was sent again: whether the id is still there is what matters."""
-    world = World()
     storm = Storm(Outcome.DONE, "compare_and_set", first=outcome)
     rival = Rival(world.inner.consensus)
     client, other = world.client(plan=storm, rival=rival), world.client()
@@ -526,7 +511,6 @@ def test_closing_in_doubt_is_decided_by_the_state_when_the_log_tells_no_more(out
     client.close()
     assert rival.waiting == 0
     assert id_ not in other.inspect("s").state.writers
-    world.close()
 
 
 EXHAUSTED = """
@@ -642,9 +626,8 @@ def test_whatever_fails_in_a_tick_the_next_one_comes(url: str, monkeypatch: pyte
         assert client.leases._thread.is_alive()
 
 
-def test_a_new_handle_does_not_let_the_leases_of_older_ones_lapse() -> None:
+def test_a_new_handle_does_not_let_the_leases_of_older_ones_lapse(world: World) -> None:
     """All ids of a shard are renewed together, and the one that has least left decides when."""
-    world = World()
     config = persist.Config(lease_ms=60_000)
     client = world.client(config)
     old = client.open_writer("s", SCHEMA)
@@ -657,12 +640,10 @@ def test_a_new_handle_does_not_let_the_leases_of_older_ones_lapse() -> None:
         client.heartbeat()
         until = machine.fetch().state.writers[old.id].lease_until
         assert until - machine.consensus.now() >= RENEW_BELOW * config.lease_ms
-    world.close()
 
 
-def test_an_id_whose_registration_was_interrupted_is_retired_when_the_client_closes() -> None:
+def test_an_id_whose_registration_was_interrupted_is_retired_when_the_client_closes(world: World) -> None:
     """No tick may come after it, and no handle has it."""
-    world = World()
     client, other = world.client(), world.client()
     machine, id_ = client.open_writer("s", SCHEMA).machine, format_writer_id(7)
 
@@ -676,4 +657,3 @@ def test_an_id_whose_registration_was_interrupted_is_retired_when_the_client_clo
     assert id_ in other.machine("s").fetch().state.writers
     client.close()
     assert id_ not in other.machine("s").fetch().state.writers
-    world.close()

@@ -39,9 +39,7 @@ def requests(store, act):
 
 
 @pytest.mark.parametrize("transitions", [3, 40, 1000])
-def test_opening_costs_a_head_a_rollup_and_a_scan_however_long_the_history(transitions):
-    store = Store()
-    machine = store.created()
+def test_opening_costs_a_head_a_rollup_and_a_scan_however_long_the_history(store, machine, transitions):
     append_next(machine, transitions)
     roll_up(machine)
     append_next(machine, 5)
@@ -49,18 +47,14 @@ def test_opening_costs_a_head_a_rollup_and_a_scan_however_long_the_history(trans
     assert seen == ["head", "get", "scan"]
 
 
-def test_without_a_rollup_it_costs_a_head_and_scans_of_the_whole_log():
-    store = Store()
-    machine = store.created()
+def test_without_a_rollup_it_costs_a_head_and_scans_of_the_whole_log(store, machine):
     append_next(machine, SCAN_ROWS + 3)
     seen = requests(store, lambda blob, consensus: fetch_newest(blob, consensus, SHARD))
     assert seen == ["head", "scan", "scan"]
     assert store.machine().fetch() == machine.version
 
 
-def test_a_refetch_costs_one_scan():
-    store = Store()
-    machine = store.created()
+def test_a_refetch_costs_one_scan(store, machine):
     known = machine.version
     append_next(store.machine(), 7)
     seen = requests(store, lambda blob, consensus: fetch_newer(blob, consensus, SHARD, known))
@@ -68,8 +62,7 @@ def test_a_refetch_costs_one_scan():
     assert fetch_newer(store.blob, store.consensus, SHARD, known).seqno == known.seqno + 7
 
 
-def test_no_such_shard_is_none_and_only_after_a_linearizable_look():
-    store = Store()
+def test_no_such_shard_is_none_and_only_after_a_linearizable_look(store):
     assert fetch_newest(store.blob, store.consensus, SHARD) is None
     append_next(store.created(), 3)
 
@@ -83,9 +76,7 @@ def test_no_such_shard_is_none_and_only_after_a_linearizable_look():
 
 
 @pytest.mark.parametrize("rollups", [0, 1, 2, 3])
-def test_the_same_state_comes_of_every_way_to_it(rollups):
-    store = Store()
-    machine = store.created()
+def test_the_same_state_comes_of_every_way_to_it(store, machine, rollups):
     for number in range(rollups):
         append_next(machine, 10)
         roll_up(machine, number)
@@ -103,9 +94,7 @@ def test_the_same_state_comes_of_every_way_to_it(rollups):
     assert stored(stepwise.fetch().state) == stored(machine.state)
 
 
-def test_a_reader_that_lags_behind_a_truncation_starts_over_from_the_rollup():
-    store = Store()
-    machine = store.created()
+def test_a_reader_that_lags_behind_a_truncation_starts_over_from_the_rollup(store, machine):
     known = machine.version
     append_next(machine, 20)
     seqno = roll_up(machine)
@@ -114,10 +103,8 @@ def test_a_reader_that_lags_behind_a_truncation_starts_over_from_the_rollup():
     assert stored(newest.state) == stored(machine.state)
 
 
-def test_rows_and_rollup_that_vanish_while_we_open_are_looked_for_again():
+def test_rows_and_rollup_that_vanish_while_we_open_are_looked_for_again(store, machine):
     """The head is read; then others roll up, delete the older rollup and truncate, before its rollup is fetched."""
-    store = Store()
-    machine = store.created()
     append_next(machine, 10)
     first = roll_up(machine, 1)
     append_next(machine, 10)
@@ -141,10 +128,8 @@ def test_rows_and_rollup_that_vanish_while_we_open_are_looked_for_again():
     assert stored(newest.state) == stored(machine.state)
 
 
-def test_a_head_that_stays_stale_is_not_taken_for_damage():
+def test_a_head_that_stays_stale_is_not_taken_for_damage(store, machine):
     """Every head names a rollup that was collected long ago; the scan knows better."""
-    store = Store()
-    machine = store.created()
     append_next(machine, 10)
     roll_up(machine, 1)
     stale = store.consensus.head(SHARD)
@@ -166,9 +151,7 @@ def test_a_head_that_stays_stale_is_not_taken_for_damage():
     assert newest.seqno == machine.version.seqno
 
 
-def test_a_rollup_that_is_needed_and_gone_is_missing_and_named():
-    store = Store()
-    machine = store.created()
+def test_a_rollup_that_is_needed_and_gone_is_missing_and_named(store, machine):
     append_next(machine, 10)
     roll_up(machine)
     (entry,) = store.blob.list(f"{SHARD}/rollup/")
@@ -178,18 +161,15 @@ def test_a_rollup_that_is_needed_and_gone_is_missing_and_named():
     assert entry.key.endswith(str(caught.value.key))
 
 
-def test_rows_that_are_needed_and_gone_are_missing():
-    store = Store()
+def test_rows_that_are_needed_and_gone_are_missing(store):
     append_next(store.created(), 10)
     rows = store.consensus.scan(SHARD, SeqNo(1), 100)
     with pytest.raises(Missing):
         fetch_newest(store.blob, copied(rows[4:]), SHARD)
 
 
-def test_a_log_that_ends_before_the_head_that_was_seen_does_not_load():
+def test_a_log_that_ends_before_the_head_that_was_seen_does_not_load(store, machine):
     """A restored backup between the head and the scan: the rollup is there, the rows after it are not."""
-    store = Store()
-    machine = store.created()
     append_next(machine, 5)
     seqno = roll_up(machine)
     append_next(machine, 5)
@@ -206,9 +186,7 @@ def test_a_log_that_ends_before_the_head_that_was_seen_does_not_load():
         fetch_newest(store.blob, Restored(store.consensus, []), SHARD)
 
 
-def test_a_log_that_went_backwards_is_refused_by_whoever_has_seen_more():
-    store = Store()
-    machine = store.created()
+def test_a_log_that_went_backwards_is_refused_by_whoever_has_seen_more(store, machine):
     append_next(machine, 10)
     known = machine.version
     older = copied(store.consensus.scan(SHARD, SeqNo(1), 7))
@@ -220,9 +198,7 @@ def test_a_log_that_went_backwards_is_refused_by_whoever_has_seen_more():
 
 
 @pytest.mark.parametrize("longer", [0, 5])
-def test_a_log_that_was_forked_is_refused_at_the_seqno_that_was_seen(longer):
-    store = Store()
-    machine = store.created()
+def test_a_log_that_was_forked_is_refused_at_the_seqno_that_was_seen(store, machine, longer):
     common = store.consensus.scan(SHARD, SeqNo(1), 100)
     append_next(machine, 3)
     fork = Store()
@@ -258,9 +234,7 @@ def spoiled(rows, how):
 @pytest.mark.parametrize(
     "how", ["one row missing", "two rows swapped", "a row from another shard", "a flipped bit", "an empty row"]
 )
-def test_a_broken_chain_is_corrupt_and_names_the_row(how):
-    store = Store()
-    machine = store.created()
+def test_a_broken_chain_is_corrupt_and_names_the_row(store, machine, how):
     known = machine.version
     append_next(machine, 8)
     rows = store.consensus.scan(SHARD, SeqNo(1), 100)
@@ -271,9 +245,7 @@ def test_a_broken_chain_is_corrupt_and_names_the_row(how):
         fetch_newer(store.blob, copied(spoiled(rows, how)), SHARD, known)
 
 
-def test_a_damaged_or_exchanged_rollup_is_corrupt():
-    store = Store()
-    machine = store.created()
+def test_a_damaged_or_exchanged_rollup_is_corrupt(store, machine):
     append_next(machine, 3)
     roll_up(machine, 1)
     append_next(machine, 3)
@@ -292,9 +264,7 @@ def test_a_damaged_or_exchanged_rollup_is_corrupt():
     assert store.machine().fetch().seqno == machine.version.seqno
 
 
-def test_a_newer_format_is_refused_and_nothing_is_written():
-    store = Store()
-    machine = store.created()
+def test_a_newer_format_is_refused_and_nothing_is_written(store, machine):
     rows = store.consensus.scan(SHARD, SeqNo(1), 100)
     from tests.framing import framed  # noqa: PLC0415 - only here
 
@@ -332,10 +302,8 @@ def test_whoever_follows_refuses_a_row_that_whoever_loads_afresh_refuses():
     assert machine.version == known
 
 
-def test_a_state_that_breaks_its_invariants_does_not_load():
+def test_a_state_that_breaks_its_invariants_does_not_load(store, machine):
     """A row that no transition would write, with all its checksums right."""
-    store = Store()
-    machine = store.created()
     machine._version = type(machine.version)(SeqNo(0), State(), bytes(16))
     consensus = MemoryConsensus()
     bad = Store().machine(consensus=consensus)

@@ -312,8 +312,9 @@ def test_whoever_takes_over_last_wins_and_all_others_are_fenced(world: World) ->
     assert [epoch for epoch, _ in pairs] == [4]
 
 
-def test_a_store_without_transactions_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+def test_a_store_without_transactions_is_refused_before_anything_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = world.client()
 
     def no_transactions(_changes: object) -> bool:
@@ -323,7 +324,6 @@ def test_a_store_without_transactions_is_refused_before_anything_is_written(monk
     with pytest.raises(persist.InvalidUsage, match="no transactions"):
         streams.open(client)
     assert world.client().shards() == []
-    world.close()
 
 
 def fill(world: World) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -49,20 +48,6 @@ def test_rows_of_an_iterator_are_written_where_the_lease_ended_amid_the_statemen
     assert read(tables, "a") == {1: 10}
 
 
-def test_each_statement_is_seen_by_the_next_read_and_earlier_times_stay(tables: Tables) -> None:
-    first = tables.insert("a", rows((1, 10), (2, 20), (3, 30)))
-    assert (first.inserted, first.count) == (3, 3)
-    assert first.time is not None
-    done = tables.upsert("a", rows((2, 22), (3, 30), (4, 40)))
-    assert (done.inserted, done.updated, done.unchanged) == (1, 1, 1)
-    assert read(tables, "a") == {1: 10, 2: 22, 3: 30, 4: 40}
-    assert tables.update("a", {"cents": pc.field("cents") + 1}, filter=pc.field("cents") >= 30).updated == 2
-    assert tables.delete("a", [1, 99]).deleted == 1
-    assert tables.delete("a", filter=pc.field("cents") == 41).deleted == 1
-    assert read(tables, "a") == {2: 22, 3: 31}
-    assert read(tables, "a", first.time) == {1: 10, 2: 20, 3: 30}
-
-
 def test_an_update_takes_a_value_an_expression_or_a_function(tables: Tables) -> None:
     tables.insert("a", rows((1, 10), (2, None)))
     tables.update("a", {"cents": 5}, keys=[2])
@@ -70,15 +55,6 @@ def test_an_update_takes_a_value_an_expression_or_a_function(tables: Tables) -> 
     assert read(tables, "a") == {1: 11, 2: 7}
     tables.update("a", lambda table: table.set_column(1, "cents", pc.negate(table.column("cents"))))
     assert read(tables, "a") == {1: -11, 2: -7}
-
-
-def test_rows_come_in_from_arrow_numpy_and_dicts_and_equal_rows_add_up(tables: Tables) -> None:
-    tables.insert("many", pa.table({"id": np.arange(3), "cents": np.arange(3)}))
-    tables.insert("many", rows((0, 0), (0, 0)))
-    assert tables.read("many", keys=[0]).to_pylist() == [{"id": 0, "cents": 0}] * 3
-    tables.update("many", {"cents": 9}, keys=[0])
-    assert tables.read("many", keys=[0], diff=True).to_pylist() == [{"id": 0, "cents": 9, "_diff": 3}]
-    assert tables.delete("many", [np.int64(0)]).count == 1
 
 
 def test_nothing_to_change_is_nothing_written(tables: Tables) -> None:
@@ -170,17 +146,6 @@ def test_a_read_sees_what_another_table_was_acknowledged_before_it(tables: Table
     assert later.time is not None
     assert later.time > done.time
     assert read(tables, "a", done.time) == {1: 10}
-
-
-def test_a_value_that_was_read_before_an_upsert_is_not_looked_at_again_and_that_of_an_update_is(tables: Tables) -> None:
-    tables.insert("a", rows((1, 0)))
-    seen = [tables.read("a").to_pylist()[0]["cents"] for _ in range(2)]
-    for value in seen:
-        tables.upsert("a", rows((1, value + 1)))
-    assert read(tables, "a") == {1: 1}, "the later one's row stays"
-    for _ in seen:
-        tables.update("a", {"cents": pc.field("cents") + 1}, keys=[1])
-    assert read(tables, "a") == {1: 3}
 
 
 def world_with(kept: int = 1) -> tuple[World, Tables]:
