@@ -31,7 +31,7 @@ from jobs.words import ranges
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Damage, InvalidUsage, PersistError

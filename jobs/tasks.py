@@ -21,7 +21,7 @@ import pyarrow as pa
 from persist_lib import errors
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
 from persist_lib.kernel.columns import array_of
 from persist_lib.location.api import Blob

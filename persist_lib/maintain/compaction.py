@@ -22,21 +22,10 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PART_SUMS, as_stored_in
 from persist_lib.core.pins import by_name
 from persist_lib.core.plan.clusters import By, Clusters, cuts_of, ends, split
-from persist_lib.core.plan.compaction import (
-    MergeTask,
-    Plan,
-    Policy,
-    Request,
-    Skipped,
-    TaskInput,
-    TaskResult,
-    output_batch,
-    plan_compaction,
-    policy_of,
-    task_inputs,
-)
+from persist_lib.core.plan.compaction import Plan, Policy, Skipped, plan_compaction, policy_of
 from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.core.plan.fan_in import SHARE, Room, fit
+from persist_lib.core.plan.requests import MergeTask, Request, TaskInput, TaskResult, output_batch, task_inputs
 from persist_lib.core.state import State
 from persist_lib.core.sums import total
 from persist_lib.errors import Damage, Missing

@@ -17,8 +17,9 @@ from persist_lib.core import commands as c
 from persist_lib.core.formats import PINS
 from persist_lib.core.leases import keepers
 from persist_lib.core.pins import folders_of
-from persist_lib.core.plan.compaction import Policy, Request, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Policy, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.requests import Request
 from persist_lib.core.state import COLLECTION, Part, Version
 from persist_lib.errors import Damage, Missing
 from persist_lib.format.digest import CHUNK, digest

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Batch, Part, Version
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Corrupt, Damage, PersistError

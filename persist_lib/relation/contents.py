@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.fan_in import SHARE, weight
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.trace import GROUP_ROWS
 from persist_lib.kernel.columns import Rows, at_time, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate

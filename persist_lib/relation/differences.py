@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import InvalidUsage, Missing

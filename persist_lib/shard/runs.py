@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Batch, Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing

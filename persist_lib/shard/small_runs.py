@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.fan_in import SMALL, weight
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.format.digest import CHUNK
 from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate

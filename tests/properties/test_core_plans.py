@@ -13,15 +13,8 @@ from bench.policy import AMPLIFICATION, CHANGES, HISTORIES, figures, life, run
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import (
-    Policy,
-    Request,
-    batch_bound,
-    bound_of,
-    plan_compaction,
-    plan_flush,
-    task_inputs,
-)
+from persist_lib.core.plan.compaction import Policy, batch_bound, bound_of, plan_compaction, plan_flush
+from persist_lib.core.plan.requests import Request, task_inputs
 from persist_lib.core.plan.simulate import MEETING, WRITER, Simulation, non_empty
 from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import Batch, Part, State

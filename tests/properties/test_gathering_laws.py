@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib.catalog.comparing import Comparison, compare
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, DiffOverflow
 from persist_lib.format import parquet

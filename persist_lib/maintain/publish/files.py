@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.errors import Unpublishable
 from persist_lib.format.parquet import PartFile

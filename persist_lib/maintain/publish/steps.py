@@ -20,7 +20,8 @@ from persist_lib.arguments import shown
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import newest_time
 from persist_lib.core.pins import BY_NAME, behind
-from persist_lib.core.plan.compaction import Policy, Request, plan_contents, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Policy, plan_contents, plan_rewrite, policy_of
+from persist_lib.core.plan.requests import Request
 from persist_lib.core.plan.written import Seen
 from persist_lib.core.state import Part, State
 from persist_lib.errors import InvalidUsage, Missing, NotFound, SinceViolation, Unpublishable

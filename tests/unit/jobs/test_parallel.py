@@ -20,7 +20,7 @@ from jobs.engine import SparkEngine
 from jobs.parallel import GRACE_S, in_parallel
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain.compaction import local_engine

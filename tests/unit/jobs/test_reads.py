@@ -12,7 +12,7 @@ import pytest
 
 import persist_lib as persist
 from orchestration.reads import ReadProbe
-from persist_lib.core.plan.compaction import MergeTask, TaskInput, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskInput, TaskResult
 from persist_lib.format.parts import parts_of
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId

@@ -18,7 +18,8 @@ from persist_lib.core.contents import problems
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import CLUSTERS
 from persist_lib.core.plan.clusters import Clusters, are_apart, by_name, cuts_of, split
-from persist_lib.core.plan.compaction import MergeTask, Plan, Policy, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Plan, Policy, plan_rewrite, policy_of
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.core.rules import values_of
 from persist_lib.core.state import Batch
 from persist_lib.core.transitions import change

@@ -13,8 +13,9 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.config import KIB, MIB
-from persist_lib.core.plan.compaction import MergeTask, TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.fan_in import FEWEST, Room, grouped, slices
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import Batch, Part
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.plan.compaction import MergeTask, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.cutting import Stretch
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.errors import Damage, Missing
 from persist_lib.format.parquet import PartEncoder
 from persist_lib.format.parts import StoredPart
