@@ -17,7 +17,6 @@ import pyarrow as pa
 import persist_lib as persist
 from bench.figures import Figure
 from persist_lib import report
-from persist_lib.core.plan.simulate import non_empty
 
 FULL, QUICK = (400_000, 120, 2_000), (4_000, 24, 200)
 EVERY = 10
