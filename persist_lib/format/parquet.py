@@ -404,7 +404,6 @@ class PartFile:
         return None if names is None else [self._in_file[name] for name in names]
 
     def _named(self, table: pa.Table) -> pa.Table:
-        """The table with the reader's names."""
         return table.rename_columns([self._ours[name] for name in table.schema.names]) if self._ours else table
 
     def _is_told(self, name: str) -> bool:

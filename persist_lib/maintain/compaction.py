@@ -24,7 +24,7 @@ from persist_lib.core.pins import by_name
 from persist_lib.core.plan.clusters import By, Clusters, cuts_of, ends, split
 from persist_lib.core.plan.compaction import Plan, Policy, Skipped, plan_compaction, policy_of
 from persist_lib.core.plan.cutting import cut_evenly
-from persist_lib.core.plan.fan_in import SHARE, Room, fit
+from persist_lib.core.plan.fan_in import SHARE, Room, fit, row_bytes
 from persist_lib.core.plan.requests import MergeTask, Request, TaskInput, TaskResult, output_batch, task_inputs
 from persist_lib.core.state import State
 from persist_lib.core.sums import total
@@ -43,7 +43,6 @@ from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.unchanged import kept_by, kept_clusters
 from persist_lib.maintain.worker import Progress, Uploader, Worker
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.commit import Committed, Machine
 from persist_lib.shard.runs import Stored, may_keep, overlapping

@@ -207,7 +207,6 @@ class Findings:
         )
 
     def _ids_of(self, identities: set[bytes]) -> tuple[BatchId, ...]:
-        """The ids of those that were known to be damaged."""
         return tuple(sorted(mark.id for identity, mark in self._before.damaged.items() if identity in identities))
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
+from persist_lib.core.plan.fan_in import row_bytes
 from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import Sums, total
@@ -46,7 +47,6 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import number_of
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering

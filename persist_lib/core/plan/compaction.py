@@ -27,13 +27,12 @@ from persist_lib.core.cost import S3_LIST, Cost, Prices
 from persist_lib.core.formats import CLUSTERS, CONTENTS, OLDEST_MOVED, PART_SUMS
 from persist_lib.core.plan import clusters
 from persist_lib.core.plan.clusters import By, Clusters
-from persist_lib.core.plan.fan_in import Room, grouped, slices
+from persist_lib.core.plan.fan_in import Room, grouped, row_bytes, slices
 from persist_lib.core.plan.requests import Reason, Request
 from persist_lib.core.plan.retention import parse_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.trace import CHUNK_BYTES
 from persist_lib.frontier import Antichain, at
-from persist_lib.schema.width import row_bytes
 from persist_lib.times import show_frontier
 
 AHEAD_SHARE = 128
