@@ -37,7 +37,7 @@ from persist_lib.core.sums import Sums
 from persist_lib.errors import Damage, InvalidUsage, PersistError
 from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Engine, local_engine
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.maintain.scrub import Adder, SumTask, local_adder
 
 EngineName = Literal["auto", "spark", "local"]

@@ -27,7 +27,7 @@ from persist_lib.kernel.columns import array_of
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.maintain.scrub import SumTask, add_up_task
 from persist_lib.runtime.ambient import Runtime
 

@@ -21,7 +21,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import CATALOG, parse_shard_id
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, known_since, take_census
-from persist_lib.maintain.compaction import Compacted, Engine, compact
+from persist_lib.maintain.compaction import Compacted, compact
 from persist_lib.maintain.duties import Maintained, apply, maintain, planned
 from persist_lib.maintain.garbage import (
     Audited,
@@ -33,6 +33,7 @@ from persist_lib.maintain.garbage import (
     expire,
     retain,
 )
+from persist_lib.maintain.merge_tasks import Engine
 from persist_lib.maintain.pauses import Pausing
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub

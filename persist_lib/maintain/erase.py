@@ -30,8 +30,9 @@ from persist_lib.format.paths import blob_key, key_of, pending_prefix, published
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, parse_rollup_key
 from persist_lib.kernel.columns import Rows, integers
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
 from persist_lib.maintain.garbage import audit_orphans, collect, objects_of
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.maintain.publish.files import opened
 from persist_lib.maintain.publish.folder import COPIES
 from persist_lib.maintain.worker import Worker, roll_up

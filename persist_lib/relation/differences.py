@@ -39,7 +39,7 @@ from persist_lib.kernel.keyset import (
 from persist_lib.kernel.merge import merge_runs, pairs
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.deadline import within
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.relation import contents
 from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged

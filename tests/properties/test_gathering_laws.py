@@ -33,7 +33,7 @@ from persist_lib.kernel.keys import encode_row
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.location.memory.location import MemoryBlob
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.relation import contents, projection
 from persist_lib.relation.projection import Shown, projected_rows
 from persist_lib.runtime.ambient import Runtime

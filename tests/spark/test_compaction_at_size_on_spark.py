@@ -15,7 +15,7 @@ from jobs.lost import TaskLost
 from persist_lib.config import MIB
 from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.testing import check_world
 from tests.spark.collections import SMALL, check, write
 

@@ -30,7 +30,8 @@ from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.scheme import with_extra
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.maintain.publish.columns import Columns, columns_of
 from persist_lib.maintain.publish.files import Chosen, File, Known, choose, copies_of, file_of, whole
 from persist_lib.maintain.publish.folder import COPIES, Folder

@@ -25,7 +25,8 @@ from persist_lib.core.state import Batch
 from persist_lib.core.transitions import change
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo, WriterId, uploader_of
-from persist_lib.maintain.compaction import compact, local_engine
+from persist_lib.maintain.compaction import compact
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import check_world
 from tests.worlds import World
 

@@ -20,7 +20,8 @@ from persist_lib.core.state import Batch, Part
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.maintain import local_engine
-from persist_lib.maintain.compaction import carry_out, merge_tasks
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import merge_tasks
 from persist_lib.testing import check_world
 
 SCHEMA = persist.Schema({"k": "int64"}, {"v": "string", "n": "int64"})

@@ -20,7 +20,8 @@ from persist_lib.errors import Damage, Missing
 from persist_lib.format.parquet import PartEncoder
 from persist_lib.format.parts import StoredPart
 from persist_lib.format.paths import blob_key
-from persist_lib.maintain.compaction import compact, merge_tasks
+from persist_lib.maintain.compaction import compact
+from persist_lib.maintain.merge_tasks import merge_tasks
 from persist_lib.shard import stretches
 
 SCHEMA = persist.Schema(key={"k": "string"}, value={"v": "int64"})
