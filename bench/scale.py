@@ -19,7 +19,8 @@ from bench.merges import table_of
 from persist_lib.config import Config
 from persist_lib.core import commands as c
 from persist_lib.core.diff import StateDiff, apply_diff
-from persist_lib.core.plan.compaction import plan_compaction, task_inputs
+from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.requests import task_inputs
 from persist_lib.core.state import Batch, Outcome, Part, State, Version, Writer
 from persist_lib.core.transitions import change
 from persist_lib.core.validate import check_change, check_state

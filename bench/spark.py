@@ -29,9 +29,11 @@ from bench.spark_peer import PLANS
 from bench.workers import Usage, used
 from jobs.engine import SparkEngine
 from jobs.session import SparkSettings, build_session
-from persist_lib.core.plan.compaction import MergeTask, Request, TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.requests import MergeTask, Request, TaskResult
 from persist_lib.ids import WriterId
-from persist_lib.maintain.compaction import commit, merge_tasks
+from persist_lib.maintain.compaction import commit
+from persist_lib.maintain.merge_tasks import merge_tasks
 from persist_lib.shard.commit import Machine
 
 FULL, QUICK = 16_000_000, 400_000

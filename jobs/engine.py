@@ -31,13 +31,13 @@ from jobs.words import ranges
 from persist_lib.client import Client
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Damage, InvalidUsage, PersistError
 from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Engine, local_engine
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.maintain.scrub import Adder, SumTask, local_adder
 
 EngineName = Literal["auto", "spark", "local"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jobs.words import range_of
 from persist_lib.config import MIB
-from persist_lib.core.plan.compaction import MergeTask
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.errors import Determinate, PersistError
 
 KILLED = re.compile(

@@ -21,13 +21,13 @@ import pyarrow as pa
 from persist_lib import errors
 from persist_lib.config import Config
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.errors import Damage, Determinate, Indeterminate, PersistError
 from persist_lib.kernel.columns import array_of
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.maintain.scrub import SumTask, add_up_task
 from persist_lib.runtime.ambient import Runtime
 

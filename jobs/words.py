@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from persist_lib.core.plan.compaction import MergeTask
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.kernel.keys import decode_key
 from persist_lib.schema.schema import Schema
 

@@ -28,8 +28,8 @@ from persist_lib.location.open import Place, scheme_of
 from persist_lib.location.stack import open_stack, wrap
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.maintain import Survey, Surveyor
-from persist_lib.maintain.compaction import Engine
 from persist_lib.maintain.duties import Maintained
+from persist_lib.maintain.merge_tasks import Engine
 from persist_lib.maintain.pauses import Pauses
 from persist_lib.maintain.worker import Progress
 from persist_lib.relation.ordered_writer import mute

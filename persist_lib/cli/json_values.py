@@ -16,7 +16,8 @@ import msgspec
 from persist_lib.errors import Damage, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.plan.compaction import Plan, Request
+    from persist_lib.core.plan.compaction import Plan
+    from persist_lib.core.plan.requests import Request
     from persist_lib.core.state import Batch, State
 
 Json = Any

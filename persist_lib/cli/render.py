@@ -16,7 +16,8 @@ from persist_lib.core import units
 from persist_lib.times import Times, Unit, show_frontier, show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.core.plan.compaction import Plan, Request
+    from persist_lib.core.plan.compaction import Plan
+    from persist_lib.core.plan.requests import Request
     from persist_lib.core.trace import Level
     from persist_lib.frontier import Antichain
     from persist_lib.maintain import Census
@@ -167,7 +168,7 @@ def batch_ids(ids: Sequence[tuple[int, int]]) -> str:
 
 
 def _request_cells(request: Request, times: Unit | None) -> list[str]:
-    from persist_lib.core.plan.compaction import REASONS
+    from persist_lib.core.plan.requests import REASONS
 
     cost = request.cost
     return [

@@ -26,7 +26,6 @@ from persist_lib.ids import SeqNo
 
 
 def _ends_at(state: State, hi: int) -> bool:
-    """Whether a batch of the trace ends there."""
     place = state.index_of(hi)
     return place > 0 and state.trace[place - 1].hi == hi
 

@@ -193,15 +193,10 @@ def _one_of(words: Sequence[str]) -> Callable[[object, str], str]:
 
 
 def _span(given: object, what: str) -> float | str:
-    """A length of time as text, or seconds."""
     if not isinstance(given, str):
         return parse_seconds(given, what)
     Times("ms", int).distance(given, what)
     return given
-
-
-def _count(given: object, what: str) -> int:
-    return parse_integer(given, what, 0)
 
 
 def _column(given: object, what: str) -> str:
@@ -212,9 +207,9 @@ def _column(given: object, what: str) -> str:
 
 
 PARSERS: Mapping[str, Callable[[object, str], Any]] = {
-    "retention": parse_retention, **dict.fromkeys(SHARES, parse_number), "quiet": _windows, "bytes_day": _count,
-    "dollars_day": parse_number, "order": _one_of(ORDERS), "engine": _one_of(ENGINES), "verify_reads": _count,
-    "still": _span, "kept": _count, "garbage": _count,
+    "retention": parse_retention, **dict.fromkeys(SHARES, parse_number), "quiet": _windows, "bytes_day": parse_integer,
+    "dollars_day": parse_number, "order": _one_of(ORDERS), "engine": _one_of(ENGINES), "verify_reads": parse_integer,
+    "still": _span, "kept": parse_integer, "garbage": parse_integer,
     "cluster": _column,
 }  # fmt: skip
 """What checks each field, and says what is wrong with it."""

@@ -239,7 +239,12 @@ def repeating_columns(table: pa.Table) -> list[str]:
 
 
 class PartFile:
-    """A verified part that is open for reading, whole or by row groups. With `at`, all its updates are at that time."""
+    """A verified part that is open for reading, whole or by row groups.
+
+    `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
+    Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
+    others come whole. With `at`, all updates are at that time. `dictionaries`: text that repeats stays encoded.
+    """
 
     def __init__(
         self,
@@ -404,7 +409,6 @@ class PartFile:
         return None if names is None else [self._in_file[name] for name in names]
 
     def _named(self, table: pa.Table) -> pa.Table:
-        """The table with the reader's names."""
         return table.rename_columns([self._ours[name] for name in table.schema.names]) if self._ours else table
 
     def _is_told(self, name: str) -> bool:

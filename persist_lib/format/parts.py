@@ -253,33 +253,17 @@ def decode_part(
     hi: bytes | None = None,
     at: int | None = None,
 ) -> pa.Table:
-    """The updates of a part with `lo <= key < hi`, as the reader's schema has them; other arguments as in `open_part`.
+    """The updates of a part with `lo <= key < hi`, as the reader's schema has them; other arguments as in `PartFile`.
 
     `_diff` and `_time` always come along.
     """
-    return open_part(key, data, digests, schema, columns=columns, at=at).read(lo, hi)
+    return PartFile(key, verified(key, data, digests), schema, columns, at=at).read(lo, hi)
 
 
-def open_part(
-    key: str,
-    data: bytes | memoryview | pa.Buffer,
-    digests: bytes,
-    schema: Schema,
-    *,
-    columns: Sequence[str] | None = None,
-    times: bool = True,
-    where: Where | None = None,
-    at: int | None = None,
-    dictionaries: bool = False,
-) -> PartFile:
-    """A part whose bytes are all here, verified, for reading.
-
-    `columns` are the wanted ones of the schema's; `_diff` always comes along, `_time` unless no `times` are wanted.
-    Columns that are newer than the part are null. Row groups without a row that `where` keeps are not decoded; the
-    others come whole. With `at`, all updates are at that time. `dictionaries`: text that repeats stays encoded.
-    """
+def verified(key: str, data: bytes | memoryview | pa.Buffer, digests: bytes) -> pa.BufferReader:
+    """The bytes of a whole part for `PartFile`, which are what the digests were taken of. Raises Corrupt."""
     verify(key, memoryview(data), digests)
-    return PartFile(key, _source(data), schema, columns, times=times, where=where, at=at, dictionaries=dictionaries)
+    return pa.BufferReader(data if isinstance(data, pa.Buffer) else pa.py_buffer(data))
 
 
 class PartRun:
@@ -333,7 +317,7 @@ class PartRun:
             return
         source: pa.BufferReader | ChunkedReader
         if part.size <= CHUNK:
-            source = _source(_whole(part))
+            source = pa.BufferReader(pa.py_buffer(_whole(part)))
         else:
             source = ChunkedReader(part.key, part.size, part.digests, part.fetch, forward=True)
         file = PartFile(
@@ -367,7 +351,3 @@ def _whole(part: StoredPart) -> bytes:
         )
     verify(part.key, data, part.digests)
     return data
-
-
-def _source(data: bytes | memoryview | pa.Buffer) -> pa.BufferReader:
-    return pa.BufferReader(data if isinstance(data, pa.Buffer) else pa.py_buffer(data))

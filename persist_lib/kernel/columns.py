@@ -382,6 +382,3 @@ def unpacked(data: bytes) -> pa.Table:
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise Corrupt(f"packed rows do not decode: {error}", key="rows", actual=str(error)) from error
     return table
-
-
-__all__ = ["packed", "unpacked"]

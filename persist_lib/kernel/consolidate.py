@@ -131,7 +131,6 @@ def _overflow(table: pa.Table, rows: Rows, over: dict[int, int]) -> DiffOverflow
 def _chosen(
     table: pa.Table, order: Rows | None, kept: Rows | None, sums: Diffs | None, spread: Spread
 ) -> pa.Table:  # fmt: skip
-    """The kept rows of the order, with their sums as diffs."""
     if kept is not None:
         order = kept if order is None else order.take(kept)
     if order is None:

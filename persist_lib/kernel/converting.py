@@ -131,7 +131,6 @@ def _doubles(bits: Values) -> tuple[Values, Flags | None]:
 
 
 def _floats(bits: Values) -> tuple[Values, Flags | None]:
-    """Doubles as floats, where a float has that very value."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = bits.view(np.float64).astype(np.float32).view(np.uint32)
     nan = np.isnan(bits.view(np.float64))

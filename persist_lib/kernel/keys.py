@@ -187,7 +187,6 @@ def _encode(scalar: pa.Scalar, kind: pa.DataType) -> bytes:
 
 @lru_cache(maxsize=256)
 def _encoder(kind: pa.DataType) -> Encode:
-    """How values of a type are encoded, chosen once a type."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if _is_variable(kind):

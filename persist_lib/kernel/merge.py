@@ -114,7 +114,6 @@ class _Merge:
                 yield self._checked(window)
 
     def _window(self, taken: list[list[pa.Table]]) -> pa.Table:
-        """All of what was taken from each run, and the carry, in order and added up."""
         tables = [self._advanced(table) for pieces in taken for table in pieces]
         if self._carry is not None:
             tables.insert(0, self._carry)

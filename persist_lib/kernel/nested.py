@@ -96,7 +96,6 @@ def _body(array: pa.Array, flat: Flat, first: First | None) -> Pieces:
 
 
 def _cell(array: pa.Array, flat: Flat, first: First | None) -> Pieces:
-    """The cells of values."""
     if first is None or first.type == array.type:
         pieces = [VALUE, *_body(array, flat, None)]
     elif is_nested(array.type):

@@ -312,7 +312,6 @@ def _squeeze(word: U64, width: int) -> U64:
 
 
 def _squeezed(word: int, width: int) -> int:
-    """The same of one word."""
     lanes = [byte & ((1 << width) - 1) for byte in word.to_bytes(8, "big")]
     return reduce(lambda packed, lane: packed << width | lane, lanes, 0)
 

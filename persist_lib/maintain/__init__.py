@@ -11,9 +11,10 @@ and return what they would do.
 """
 
 from persist_lib.maintain.census import Census, census_of, take_census
-from persist_lib.maintain.compaction import Compacted, Engine, compact, local_engine
+from persist_lib.maintain.compaction import Compacted, compact
 from persist_lib.maintain.duties import Maintained, maintain
 from persist_lib.maintain.garbage import Audited, Collected, Expired, Retained, audit_orphans, collect, expire, retain
+from persist_lib.maintain.merge_tasks import Engine, local_engine
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
 from persist_lib.maintain.scrub_memory import known_damage

@@ -21,7 +21,7 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import CATALOG, parse_shard_id
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, known_since, take_census
-from persist_lib.maintain.compaction import Compacted, Engine, compact
+from persist_lib.maintain.compaction import Compacted, compact
 from persist_lib.maintain.duties import Maintained, apply, maintain, planned
 from persist_lib.maintain.garbage import (
     Audited,
@@ -33,6 +33,7 @@ from persist_lib.maintain.garbage import (
     expire,
     retain,
 )
+from persist_lib.maintain.merge_tasks import Engine
 from persist_lib.maintain.pauses import Pausing
 from persist_lib.maintain.repair import Repaired, Upgraded, repair, upgrade
 from persist_lib.maintain.scrub import Adder, Scrubbed, scrub
@@ -129,7 +130,7 @@ class Upkeep(Pausing):
         `compact`.
         """
         policy, dry_run, alone = self.policy(policy, name), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
-        _check_engine(engine)
+        _check_calls(engine)
         return maintain(self.machine(name), self.leases, policy=policy, engine=engine, dry_run=dry_run, alone=alone)
 
     def plan(self, name: str | None = None, *, only: Sequence[str] = (), policy: Policy | None = None) -> Plan:
@@ -164,7 +165,7 @@ class Upkeep(Pausing):
         plan = parse_plan(plan)
         if plan.pending:
             raise InvalidUsage("the plan has pending areas, which pending_area.apply absorbs. Nothing was done")
-        _check_engine(engine)
+        _check_calls(engine)
         self._writable("apply")
 
         def one(name: str) -> Maintained:
@@ -199,8 +200,7 @@ class Upkeep(Pausing):
         raises Busy, and changes nothing, while another process compacts the shard or rolls it up.
         """
         policy, dry_run, alone = self.policy(policy, name), parse_flag(dry_run, "dry_run"), parse_flag(alone, "alone")
-        _check_engine(engine)
-        _check_progress(progress)
+        _check_calls(engine, progress)
         with Worker(self.machine(name), self.leases, alone=alone) as worker:
             return compact(worker.machine, worker, policy=policy, engine=engine, dry_run=dry_run, progress=progress)
 
@@ -226,12 +226,12 @@ class Upkeep(Pausing):
 
     def collect(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Collected:
         """Delete the garbage that no reader can reach any more, and truncate the log."""
-        _check_progress(progress)
+        _check_calls(progress=progress)
         return collect(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def audit_orphans(self, name: str, *, dry_run: bool = False, progress: Progress | None = None) -> Audited:
         """Delete the uploaded objects that no state refers to and that no writer can ever link."""
-        _check_progress(progress)
+        _check_calls(progress=progress)
         return audit_orphans(self.machine(name), dry_run=parse_flag(dry_run, "dry_run"), progress=progress)
 
     def scrub(
@@ -249,8 +249,7 @@ class Upkeep(Pausing):
         those that an earlier scrub found sound are not; with `after`, those written at or before that seqno are not.
         Damage does not end the scrub: the answer lists it in `damaged`, and `says` it all in a sentence.
         """
-        _check_engine(engine)
-        _check_progress(progress)
+        _check_calls(engine, progress)
         after, new_only = parse_integer(after, "after", 0, MAX_TIME), parse_flag(new_only, "new_only")
         return scrub(self.machine(name), after=after, new_only=new_only, engine=engine, progress=progress)
 
@@ -266,8 +265,7 @@ class Upkeep(Pausing):
         at is in `unchecked`. `persist verify` does it for a whole location, with what its catalog promises. `engine`
         reads batches, and `progress` is called with the rows and then the batches that are done and how many there are.
         """
-        _check_engine(engine)
-        _check_progress(progress)
+        _check_calls(engine, progress)
         return verify(self.machine(name), full=parse_flag(full, "full"), engine=engine, progress=progress)
 
     def publish(
@@ -326,11 +324,8 @@ def parse_planned(only: object, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(duty for duty in known if duty in named) or tuple(known)
 
 
-def _check_engine(engine: object) -> None:
+def _check_calls(engine: object = None, progress: object = None) -> None:
     if engine is not None:
         check_callable(engine, "engine", "merge tasks that answers their results, or None")
-
-
-def _check_progress(progress: object) -> None:
     if progress is not None:
         check_callable(progress, "progress", "how many are done and how many there are, or None")

@@ -19,7 +19,7 @@ from persist_lib.core.state import Version
 from persist_lib.errors import Paused, PersistError, PlanMoved
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain.census import Census, census_of, take_census
-from persist_lib.maintain.compaction import Compacted, Engine, compact
+from persist_lib.maintain.compaction import Compacted, compact
 from persist_lib.maintain.garbage import (
     Audited,
     Collected,
@@ -32,6 +32,7 @@ from persist_lib.maintain.garbage import (
     see,
     together,
 )
+from persist_lib.maintain.merge_tasks import Engine
 from persist_lib.maintain.publish.steps import follow
 from persist_lib.maintain.verify import verify
 from persist_lib.maintain.worker import RolledUp, Worker, roll_up

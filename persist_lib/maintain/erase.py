@@ -17,8 +17,9 @@ from persist_lib.core import commands as c
 from persist_lib.core.formats import PINS
 from persist_lib.core.leases import keepers
 from persist_lib.core.pins import folders_of
-from persist_lib.core.plan.compaction import Policy, Request, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Policy, plan_rewrite, policy_of
 from persist_lib.core.plan.garbage import plan_garbage
+from persist_lib.core.plan.requests import Request
 from persist_lib.core.state import COLLECTION, Part, Version
 from persist_lib.errors import Damage, Missing
 from persist_lib.format.digest import CHUNK, digest
@@ -29,8 +30,9 @@ from persist_lib.format.paths import blob_key, key_of, pending_prefix, published
 from persist_lib.frontier import at
 from persist_lib.ids import SeqNo, parse_rollup_key
 from persist_lib.kernel.columns import Rows, integers
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
 from persist_lib.maintain.garbage import audit_orphans, collect, objects_of
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.maintain.publish.files import opened
 from persist_lib.maintain.publish.folder import COPIES
 from persist_lib.maintain.worker import Worker, roll_up

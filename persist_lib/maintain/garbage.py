@@ -13,7 +13,7 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost
 from persist_lib.core.formats import PINS
-from persist_lib.core.plan.garbage import GarbagePlan, Held, Orphans, plan_garbage, plan_orphans
+from persist_lib.core.plan.garbage import Held, plan_garbage, plan_orphans
 from persist_lib.core.plan.retention import Kept, plan_retention, retention_of
 from persist_lib.core.plan.upkeep import Overdue, plan_expiry
 from persist_lib.core.plan.written import Seen, given_up
@@ -154,7 +154,8 @@ def collect(
     gone = tuple(key for key in plan.keys if key not in failed)
     if gone:
         machine.try_commit(lambda state, _now: c.ForgetGarbage(tuple(key for key in gone if key in state.garbage)))
-    rows = _truncate(machine, plan)
+    below = plan.truncate_below
+    rows = machine.consensus.truncate(machine.shard, below) if below > 1 else 0
     return Collected(gone, sum(plan.keys[key] for key in gone), rows, plan.held, failed)
 
 
@@ -176,7 +177,10 @@ def audit_orphans(
     abandoned = given_up(plan, uploads)
     if not dry_run:
         failed |= _delete(machine, tuple(plan.keys), progress) | _abort(machine, abandoned)
-        _forget_retired(machine, plan)
+        if plan.swept:
+            machine.try_commit(
+                lambda state, _now: c.ForgetRetired(tuple(id_ for id_ in plan.swept if id_ in state.retired))
+            )
     gone = tuple(key for key in plan.keys if key not in failed)
     size = sum(plan.keys[key] for key in gone)
     newest = seen.version.state.newest_rollup
@@ -244,15 +248,6 @@ def _abort(machine: Machine, uploads: list[Upload]) -> dict[str, str]:
     return {upload.id: f"{upload.key}: {error}" for upload, error in blob.abort_uploads(uploads).items()}
 
 
-def _forget_retired(machine: Machine, plan: Orphans) -> None:
-    if plan.swept:
-
-        def forget(state: State, _now: int) -> c.ForgetRetired:
-            return c.ForgetRetired(tuple(id_ for id_ in plan.swept if id_ in state.retired))
-
-        machine.try_commit(forget)
-
-
 def _delete(machine: Machine, keys: tuple[PartKey, ...], progress: Progress | None) -> dict[str, str]:
     failed: dict[str, str] = {}
     for start in range(0, len(keys), PAGE):
@@ -269,8 +264,3 @@ def check_in_place(machine: Machine) -> None:
     """Raise unless the log from which a deletion was decided is still the one that other processes commit to."""
     if isinstance(machine.consensus, StaysInPlace):
         machine.consensus.check_in_place()
-
-
-def _truncate(machine: Machine, plan: GarbagePlan) -> int:
-    below = SeqNo(plan.truncate_below)
-    return machine.consensus.truncate(machine.shard, below) if below > 1 else 0

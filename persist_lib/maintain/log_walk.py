@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from persist_lib.core.history import history_problems
 from persist_lib.core.state import Rollup, State, Version
-from persist_lib.core.validate import check_references, check_state
+from persist_lib.core.validate import check_references, check_state, history_problems
 from persist_lib.errors import Damage, NewerFormat, PersistError
 from persist_lib.format.digest import verify as verify_digests
 from persist_lib.format.frame import HEADER_BYTES

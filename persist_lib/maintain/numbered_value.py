@@ -85,7 +85,6 @@ class NumberedValue(Generic[T]):
         return True
 
     def _read(self, deadline: Deadline) -> tuple[int, T]:
-        """The value with the greatest number."""
         stored = self._stored
         while True:
             found = self._blob.list(stored.prefix)

@@ -118,7 +118,6 @@ def _first_unreadable(machine: Machine, blob: Blob, rows: list[Row]) -> tuple[Se
 
 
 def _copy_at(machine: Machine, blob: Blob, oldest: Row) -> Version:
-    """The version at which the log begins, from the rollup of that version."""
     for key in every_object(machine):
         if parse_rollup_key(key) != oldest.seqno:
             continue

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist_lib.config import MIB
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Batch, Part, Version
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import Corrupt, Damage, PersistError
@@ -207,7 +207,6 @@ class Findings:
         )
 
     def _ids_of(self, identities: set[bytes]) -> tuple[BatchId, ...]:
-        """The ids of those that were known to be damaged."""
         return tuple(sorted(mark.id for identity, mark in self._before.damaged.items() if identity in identities))
 
 

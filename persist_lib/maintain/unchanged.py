@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from persist_lib.core.plan.clusters import By, are_apart, ends, place_of
-from persist_lib.core.plan.compaction import Kept, Request, TaskInput, task_inputs
+from persist_lib.core.plan.requests import Kept, Request, TaskInput, task_inputs
 from persist_lib.core.state import Part
 from persist_lib.format.parts import places_of
 from persist_lib.ids import is_published

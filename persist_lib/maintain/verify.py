@@ -213,7 +213,6 @@ class _Look:
                 self._findings.append(Finding("log", shard, "", self._unread.message, do))
 
     def _walk_once(self, begin: SeqNo, progress: Progress | None) -> list[Finding]:
-        """What one walk finds."""
         version, found = self.version, list[Finding]()
         said = said_by_newest_row(self.machine) if version is None else version.state.rollups
         copies = {seqno: key for key in self._listed if (seqno := parse_rollup_key(key)) is not None}

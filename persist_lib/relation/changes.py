@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import not_pickled
 from persist_lib.convert.times import shown_times
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.fan_in import SHARE
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.merge import WINDOW_BYTES, merge_runs

@@ -20,7 +20,8 @@ from persist_lib.ids import SeqNo, WriterId
 from persist_lib.location.commands import FLUSH, ROLL_UP
 from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.maintain.worker import write_rollup
 from persist_lib.relation.appends import Appended
 from persist_lib.relation.registration import Registration, undoubted

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.core.plan.fan_in import SHARE, weight
+from persist_lib.core.plan.fan_in import SHARE, row_bytes, weight
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.trace import GROUP_ROWS
 from persist_lib.kernel.columns import Rows, at_time, integers
 from persist_lib.kernel.consolidate import I64_MAX, I64_MIN, add_up, consolidate
@@ -32,7 +32,6 @@ from persist_lib.kernel.merge import WINDOW_BYTES, merge_contents
 from persist_lib.kernel.order import adjacent_ties, columns_in_order
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.schema.width import row_bytes
 from persist_lib.shard.runs import Stored, ahead, look_up, read_groups
 from persist_lib.shard.small_runs import Gathered, gather_contents, pieces
 

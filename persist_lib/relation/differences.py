@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import shown
 from persist_lib.core import commands as c
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.fan_in import row_bytes
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import Sums, total
 from persist_lib.errors import InvalidUsage, Missing
@@ -38,7 +39,7 @@ from persist_lib.kernel.keyset import (
 from persist_lib.kernel.merge import merge_runs, pairs
 from persist_lib.kernel.order import take
 from persist_lib.location.wrap.deadline import within
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.relation import contents
 from persist_lib.relation.key_lookup import Looking, violated
 from persist_lib.relation.stage import Staged
@@ -46,7 +47,6 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import number_of
 from persist_lib.schema.schema import DIFF, TIME, Schema
-from persist_lib.schema.width import row_bytes
 from persist_lib.shard.batches import Builder, Built
 from persist_lib.shard.commit import Machine
 from persist_lib.shard.leases import Leases, Registering

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import DiffOverflow, DiskFull
 from persist_lib.format.predicate import Where

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import layer_of
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import State
 from persist_lib.errors import DiffOverflow, Missing, NotAllowed, NotComplete, TimedOut, UpperMismatch
 from persist_lib.frontier import MAX_TIME, at

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from persist_lib.arguments import check_type, not_pickled, parse_integer
 from persist_lib.config import Config
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import cut_evenly
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.errors import Missing, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME

@@ -115,7 +115,6 @@ def reordered(schema: Schema, names: str | Iterable[str], after: str | None) -> 
 
 
 def _ranked(schema: Schema, names: list[str]) -> Schema:
-    """The schema, shown in the order of these names of all its value columns."""
     ranks = {name: rank for rank, name in enumerate(names, 1)}
     return _each(schema, ranks, lambda one: _replaced(one, rank=ranks[one.name]))
 
@@ -430,7 +429,6 @@ def _rebuilt(schema: Schema, key: tuple[Column, ...], value: tuple[Column, ...],
 
 
 def _each(schema: Schema, names: Collection[str], change: Callable[[Column], Column]) -> Schema:
-    """The schema with a change of the value columns of these names."""
     columns = (change(one) if one.name in names and not one.is_dropped else one for one in schema.value)
     return _with_value(schema, columns)
 

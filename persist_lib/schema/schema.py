@@ -448,7 +448,6 @@ def no_key(schema: object) -> str | None:
 
 
 def _check(schema: Schema) -> None:
-    """Refuse what is wrong with the schema as a whole."""
     codec, codecs = schema.codec, get_args(Codec)
     if not isinstance(codec, str) or codec not in codecs:
         raise InvalidUsage(f"a codec is one of {codecs}, got {shown(codec)}", problem="codec", codec=codec)

@@ -201,7 +201,6 @@ def _parse_field(name: str, text: str) -> pa.Field:
 
 
 def _named(piece: str) -> tuple[str, str]:
-    """The name and the type of a struct's field."""
     piece = piece.strip()
     if not piece.startswith('"'):
         name, _, text = piece.partition(":")

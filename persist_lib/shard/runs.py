@@ -15,14 +15,14 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Batch, Part
 from persist_lib.core.sums import Sums
 from persist_lib.errors import Missing
 from persist_lib.format.descriptions import add_up
 from persist_lib.format.digest import CHUNK
 from persist_lib.format.parquet import PartFile
-from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, PartRun, StoredPart, decode_inline, open_part, within
+from persist_lib.format.parts import ALONE_ROWS, BATCH_ROWS, PartRun, StoredPart, decode_inline, verified, within
 from persist_lib.format.paths import blob_key
 from persist_lib.format.predicate import Where
 from persist_lib.format.range_reader import ChunkedReader, Map
@@ -241,11 +241,8 @@ def _groups(
         file = PartFile(source.key, reader, stored.schema, columns, times=needed, where=stored.where, at=source.at)
         reader.prefetch(file.wanted_ranges(lo, hi))
     else:
-        data = source.fetch(0, part.size)
-        file = open_part(
-            source.key, data, part.digests, stored.schema,
-            columns=columns, times=needed, where=stored.where, at=part.at,
-        )  # fmt: skip
+        whole = verified(source.key, source.fetch(0, part.size), part.digests)
+        file = PartFile(source.key, whole, stored.schema, columns, times=needed, where=stored.where, at=part.at)
     groups = file.groups(lo, hi)
     if not is_cut or len(groups) < 2:
         return [lambda: wanted(file.read(lo, hi, use_threads=is_cut))]
@@ -408,17 +405,8 @@ def _of_part(
         table = decode_inline(source.key, part.inline, source.schema, stored.schema, columns=columns, at=part.at)
         found = table if is_whole else take(table, keys.find(table))
     elif part.size <= CHUNK:
-        data = source.fetch(0, part.size)
-        file = open_part(
-            source.key,
-            data,
-            part.digests,
-            stored.schema,
-            columns=columns,
-            times=times,
-            at=part.at,
-            dictionaries=repeats,
-        )
+        whole = verified(source.key, source.fetch(0, part.size), part.digests)
+        file = PartFile(source.key, whole, stored.schema, columns, times=times, at=part.at, dictionaries=repeats)
         found = find_rows(file, keys, None, parallel)
     else:
         reader = ChunkedReader(source.key, source.size, source.digests, source.fetch, parallel=parallel or map)

@@ -15,13 +15,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from persist_lib.core.plan.compaction import TaskInput
-from persist_lib.core.plan.fan_in import SMALL, weight
+from persist_lib.core.plan.fan_in import SMALL, row_bytes, weight
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.format.digest import CHUNK
 from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
-from persist_lib.schema.width import row_bytes
 from persist_lib.shard.runs import Stored, ahead, read_part, shares
 
 MOST_BYTES = 1 << 30

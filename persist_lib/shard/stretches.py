@@ -12,8 +12,8 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from persist_lib.core.plan.clusters import By, ends
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import Stretch
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import Part
 from persist_lib.format.parquet import PartFile, inner_keys
 from persist_lib.format.parts import StoredPart, decode_inline

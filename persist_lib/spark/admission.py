@@ -197,7 +197,6 @@ class Admission:
 
 
 def _batches(state: State, lower: int, target: Antichain) -> Iterator[Batch]:
-    """The batches that have updates from `lower` on and before `target`."""
     for batch in state.trace:
         if batch.count and not batch.upper <= at(lower):
             if not batch.lower < target:

@@ -25,7 +25,7 @@ from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord
 from persist_lib.catalog.renditions import Span, Timeline, check_additive
 from persist_lib.client import Client, timelines_of
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.errors import LeaseExpired, NotComplete, NotFound, ShardFinished
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import Antichain

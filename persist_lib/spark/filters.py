@@ -248,7 +248,6 @@ def _known(one: d.Filter, field: pa.Field) -> pa.Scalar | None:
 
 
 def _times(filters: Sequence[d.Filter], schema: Schema) -> tuple[int, int | None]:
-    """The range of times that filters on `_time` leave."""
     lower, upper = 0, MAX_TIME + 1
     for one in filters:
         if _name(one) != TIME or (at := _time(getattr(one, "value", None), schema)) is None:

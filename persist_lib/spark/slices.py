@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.client import Client, for_layers
-from persist_lib.core.plan.compaction import TaskInput
 from persist_lib.core.plan.cutting import cut_evenly
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import State
 from persist_lib.errors import Missing
 from persist_lib.format.predicate import Where

@@ -14,10 +14,9 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.client import Client
-from persist_lib.core.history import history_problems
 from persist_lib.core.state import Batch, Part, State, Version
 from persist_lib.core.sums import MODULUS
-from persist_lib.core.validate import check_state
+from persist_lib.core.validate import check_state, history_problems
 from persist_lib.format import value_bounds
 from persist_lib.format.digest import verify as verify_digests
 from persist_lib.format.log import LogRow

@@ -25,10 +25,11 @@ import persist_lib as persist
 from jobs.engine import SparkEngine
 from jobs.session import SparkSettings, build_session
 from persist_lib.config import MIB
-from persist_lib.core.plan.compaction import MergeTask, TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.maintain import Engine, local_engine
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.settings import config_of
 
 SCHEMA = persist.Schema({"key": "int64"}, {"state": "string", "amount": "int64"})

@@ -156,9 +156,9 @@ def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write(client, "s", batches=4, rows=200)
-    from persist_lib.maintain import compaction  # noqa: PLC0415
+    from persist_lib.maintain import merge_tasks  # noqa: PLC0415
 
-    whole = compaction.run_task
+    whole = merge_tasks.run_task
 
     def loses(one: Any, blob: Any, entropy: Any, *rest: Any) -> Any:
         cut = one.inputs[:-1]
@@ -169,7 +169,7 @@ def test_an_engine_that_loses_data_is_caught_before_anything_is_committed(
             *rest,
         )
 
-    monkeypatch.setattr("persist_lib.maintain.compaction.run_task", loses)
+    monkeypatch.setattr("persist_lib.maintain.merge_tasks.run_task", loses)
     report = run(folder, instance, engine="local")
     assert not report.success
     assert client.census("s").batches == 4

@@ -13,16 +13,9 @@ from bench.policy import AMPLIFICATION, CHANGES, HISTORIES, figures, life, run
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
-from persist_lib.core.plan.compaction import (
-    Policy,
-    Request,
-    batch_bound,
-    bound_of,
-    plan_compaction,
-    plan_flush,
-    task_inputs,
-)
-from persist_lib.core.plan.simulate import MEETING, WRITER, Simulation, non_empty
+from persist_lib.core.plan.compaction import Policy, batch_bound, bound_of, plan_compaction, plan_flush
+from persist_lib.core.plan.requests import Request, task_inputs
+from persist_lib.core.plan.simulate import MEETING, WRITER, Simulation
 from persist_lib.core.plan.upkeep import plan_expiry
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.core.transitions import apply
@@ -50,7 +43,7 @@ def test_after_maintenance_there_are_few_batches_and_nothing_left_to_do(sizes, e
         if number % every == 0:
             passes = simulation.maintain()
             assert passes <= 2, "what was planned is carried out in one pass, and then there is nothing more"
-            assert non_empty(simulation.state) <= batch_bound(simulation.state.count)
+            assert len(simulation.state.filled) <= batch_bound(simulation.state.count)
     simulation.maintain()
     assert plan_compaction(simulation.state).requests == ()
     assert plan_compaction(simulation.state).debt == 0
@@ -103,7 +96,7 @@ def test_maintenance_comes_to_an_end_also_when_updates_meet_and_since_follows(st
         since += ahead
         simulation.advance(since)
         assert simulation.maintain() <= 6
-        assert non_empty(simulation.state) <= batch_bound(simulation.state.count)
+        assert len(simulation.state.filled) <= batch_bound(simulation.state.count)
 
 
 @pytest.mark.parametrize("name", HISTORIES)
@@ -128,7 +121,7 @@ def test_a_policy_that_never_merges_is_seen_to_miss_its_bound():
     for _ in range(60):
         simulation.append(1)
         simulation.maintain()
-    assert non_empty(simulation.state) > batch_bound(60)
+    assert len(simulation.state.filled) > batch_bound(60)
 
 
 def test_a_policy_that_always_merges_is_seen_to_write_too_much():
@@ -250,7 +243,7 @@ def test_every_compaction_planned_for_any_state_is_accepted_once_carried_out(see
     simulation.keys = count(10**9)
     simulation.maintain()
     assert simulation.state.fingerprint == shard.state.fingerprint
-    assert non_empty(simulation.state) <= batch_bound(simulation.state.count)
+    assert len(simulation.state.filled) <= batch_bound(simulation.state.count)
 
 
 @pytest.mark.parametrize("lag", [None, 20])
@@ -286,7 +279,7 @@ def test_contents_ahead_come_to_rest_whatever_changes(steps, follows):
             simulation.advance(min(since, (simulation.state.upper.time or 1) - 1))
         assert simulation.maintain() <= 6
         state, kept = simulation.state, simulation.state.contents
-        assert non_empty(state) <= bound_of(state)
+        assert len(state.filled) <= bound_of(state)
         newer = state.trace if kept is None else state.batches_at()[1:]
         dead = sum(batch.count - batch.diff_sum for batch in newer)
         rows = sum(batch.diff_sum for batch in state.trace)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import persist_lib as persist
 from persist_lib.catalog.comparing import Comparison, compare
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Part
 from persist_lib.errors import Corrupt, DiffOverflow
 from persist_lib.format import parquet
@@ -33,7 +33,7 @@ from persist_lib.kernel.keys import encode_row
 from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.location.memory.location import MemoryBlob
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.relation import contents, projection
 from persist_lib.relation.projection import Shown, projected_rows
 from persist_lib.runtime.ambient import Runtime

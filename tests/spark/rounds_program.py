@@ -22,7 +22,7 @@ import persist_lib as persist
 from jobs.engine import SparkEngine
 from jobs.session import SparkSettings, build_session
 from persist_lib.config import MIB
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.maintain import compaction
 
 ROUNDS: dict[str, Any] = {

@@ -13,9 +13,9 @@ import persist_lib as persist
 from jobs.engine import SparkEngine
 from jobs.lost import TaskLost
 from persist_lib.config import MIB
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.testing import check_world
 from tests.spark.collections import SMALL, check, write
 

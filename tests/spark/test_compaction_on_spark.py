@@ -24,9 +24,10 @@ from jobs.compact import compact_shards
 from jobs.engine import SparkEngine, engine_for
 from jobs.stop import Stop
 from persist_lib.core.plan.clusters import are_apart, by_name
-from persist_lib.core.plan.compaction import MergeTask, Policy, TaskResult
+from persist_lib.core.plan.compaction import Policy
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]

@@ -28,6 +28,7 @@ from functools import partial
 signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells have it ignored
 import jobs.compact, jobs.scrub, jobs.engine, jobs.tasks
 import persist_lib.maintain.compaction as compaction
+import persist_lib.maintain.merge_tasks as merge_tasks
 from jobs.signals import end, run
 from persist_lib.shard.commit import Machine
 def reached(*_, **__):
@@ -38,7 +39,7 @@ def stuck(*_, **__):
 """
 STAGES = {
     "planning": ("compact", "compaction.plan_compaction = stuck", "local"),
-    "merging": ("compact", "compaction.run_task = stuck", "local"),
+    "merging": ("compact", "merge_tasks.run_task = stuck", "local"),
     "committing": ("compact", "compaction.commit = stuck", "local"),
     "scrubbing": ("scrub", 'sys.modules["persist_lib.maintain.scrub"].add_up_task = stuck', "local"),
     "starting": (

@@ -9,10 +9,11 @@ results. Each round divides the number of runs by the size of the groups, so eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from persist_lib.core.state import Batch, Part
 from persist_lib.core.trace import CHUNK_BYTES, GROUP_BYTES, GROUP_ROWS
+from persist_lib.schema.schema import Schema
 
 SHARE = 4
 """Gathered updates are in memory four times: as read, laid end to end, as numbers to sort, and in order."""
@@ -29,6 +30,22 @@ HEAVY = 4
 """A batch that holds this many times what can be gathered waits for the last round, and is rewritten only there."""
 
 Run = tuple[Part, ...]
+
+
+TEXT_BYTES = 16
+"""The assumed size of a value of varying length."""
+
+
+def row_bytes(schema: Schema) -> int:
+    """About how many bytes an update of this schema takes in memory, where only the schema is known."""
+    return sum(_width(field.type) for field in schema.updates)
+
+
+def _width(kind: Any) -> int:
+    try:
+        return -(-int(kind.bit_width) // 8)
+    except ValueError:
+        return TEXT_BYTES
 
 
 def weight(run: Iterable[Part], each: int) -> int:

@@ -17,7 +17,8 @@ import msgspec
 from persist_lib.core import commands as c
 from persist_lib.core.cost import Cost, Prices, storage_dollars
 from persist_lib.core.formats import NEWEST
-from persist_lib.core.plan.compaction import Policy, Request, TaskResult, output_batch, plan_compaction
+from persist_lib.core.plan.compaction import Policy, plan_compaction
+from persist_lib.core.plan.requests import Request, TaskResult, output_batch
 from persist_lib.core.plan.retention import last_of, plan_retention
 from persist_lib.core.state import INLINE_TOTAL_BYTES, Batch, Part, State
 from persist_lib.core.sums import MODULUS, Sums

@@ -23,6 +23,7 @@ from persist_lib.core.plan.compaction import Policy, plan_compaction
 from persist_lib.core.plan.explain import explain
 from persist_lib.core.plan.garbage import GarbagePlan, Orphans, plan_garbage, plan_orphans
 from persist_lib.core.plan.look import settings_of
+from persist_lib.core.plan.requests import REASONS
 from persist_lib.core.plan.retention import plan_retention
 from persist_lib.core.plan.upkeep import Overdue, plan_expiry, rollup_is_due
 from persist_lib.core.state import State, Version
@@ -281,7 +282,7 @@ def _compaction(_seen: Seen, intended: Intended, _why: Asked) -> Iterable[Step]:
         ids = tuple(f"{lo}..{hi}" for lo, hi in one.ids)
         what = f"rewrite {one.count:,} updates in {len(ids)} batches, {ids[0].partition('.')[0]}..{one.ids[-1][1]}"
         exactly = (one.reason, f"since {one.since.time}", *ids)
-        yield Step("compaction", what, compaction.REASONS[one.reason], exactly, cost=one.cost + Cost(commits=1))
+        yield Step("compaction", what, REASONS[one.reason], exactly, cost=one.cost + Cost(commits=1))
 
 
 def _publication(seen: Seen, _intended: Intended, _why: Asked) -> Iterable[Step]:

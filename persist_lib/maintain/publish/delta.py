@@ -119,7 +119,6 @@ class Delta:
         self._table = DeltaTable(self._local.name)
 
     def _as_before(self) -> CommitProperties:
-        """What a version says that has the files of the one before it."""
         before = self.newest()
         return CommitProperties(custom_metadata={} if before is None else {AS_OF: str(before.as_of)})
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_lib.core.plan.compaction import MergeTask, TaskInput
+from persist_lib.core.plan.requests import MergeTask, TaskInput
 from persist_lib.core.state import Batch, Part, State
 from persist_lib.errors import Unpublishable
 from persist_lib.format.parquet import PartFile
@@ -27,7 +27,7 @@ from persist_lib.format.range_reader import ChunkedReader
 from persist_lib.ids import PartKey, is_published
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.multiplicity import repeated
-from persist_lib.maintain.compaction import merged
+from persist_lib.maintain.merge_tasks import merged
 from persist_lib.maintain.publish.columns import Columns
 from persist_lib.maintain.publish.folder import COPIES, Folder
 from persist_lib.schema.evolution import evolved

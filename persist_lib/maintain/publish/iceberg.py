@@ -195,7 +195,6 @@ class Iceberg:
         return self._opened(made, "")
 
     def _ids(self) -> dict[str, int]:
-        """The table's ids of the shard's columns, dropped ones among them."""
         if self._table is None:
             return {}
         said: dict[str, int] = json.loads(self._table.properties.get(IDS, "{}"))

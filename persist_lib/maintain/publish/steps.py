@@ -20,7 +20,8 @@ from persist_lib.arguments import shown
 from persist_lib.core.cost import Cost
 from persist_lib.core.holds import newest_time
 from persist_lib.core.pins import BY_NAME, behind
-from persist_lib.core.plan.compaction import Policy, Request, plan_contents, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Policy, plan_contents, plan_rewrite, policy_of
+from persist_lib.core.plan.requests import Request
 from persist_lib.core.plan.written import Seen
 from persist_lib.core.state import Part, State
 from persist_lib.errors import InvalidUsage, Missing, NotFound, SinceViolation, Unpublishable
@@ -29,7 +30,8 @@ from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.location.scheme import with_extra
 from persist_lib.location.wrap.spending import charged
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.maintain.publish.columns import Columns, columns_of
 from persist_lib.maintain.publish.files import Chosen, File, Known, choose, copies_of, file_of, whole
 from persist_lib.maintain.publish.folder import COPIES, Folder

@@ -72,7 +72,6 @@ def _asked(values: Mapping[str, str], *names: str, writes: bool = False) -> tupl
 
 
 def _tables(values: Mapping[str, str]) -> StructField:
-    """The names of the tables of a namespace."""
     return _said(names="\n".join(name for name in _below(values) if "/" not in name))
 
 
@@ -141,7 +140,6 @@ def _as_of(table: Table) -> int:
 
 
 def _metadata(given: Mapping[str, str], name: str, what: str) -> StructField:
-    """A table about a table."""
     table = look({**given, "table": name}, batch=True)
     as_of = _as_of(table)
     with table.client.table(name) as handle:
@@ -283,7 +281,6 @@ def _properties(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _alter(values: Mapping[str, str]) -> StructField:
-    """Other columns, or another retention."""
     client, options = _asked(values, "schema", "widened", "changes", "properties", writes=True)
     added, widened = (StructType.fromJson(json.loads(values[name])) for name in ("schema", "widened"))
     changes = json.loads(values["changes"])

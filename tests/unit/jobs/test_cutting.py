@@ -18,7 +18,7 @@ from jobs.engine import SparkEngine, adder_for, engine_for
 from jobs.reach import SparkUnreachable
 from jobs.watch import Watch
 from persist_lib.config import MIB
-from persist_lib.core.plan.compaction import MergeTask
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.maintain import local_engine
 from tests.spark.collections import SMALL, check, write
 

@@ -20,10 +20,10 @@ from jobs.engine import SparkEngine
 from jobs.parallel import GRACE_S, in_parallel
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import Stopped
-from persist_lib.maintain.compaction import local_engine
+from persist_lib.maintain.merge_tasks import local_engine
 from tests.spark.collections import SMALL, check, write
 
 LONGEST_S = GRACE_S + 15.0

@@ -12,12 +12,12 @@ import pytest
 
 import persist_lib as persist
 from orchestration.reads import ReadProbe
-from persist_lib.core.plan.compaction import MergeTask, TaskInput, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskInput, TaskResult
 from persist_lib.format.parts import parts_of
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.ids import ShardId, WriterId
 from persist_lib.kernel.keys import encode_key
-from persist_lib.maintain.compaction import run_task
+from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.runs import Stored
 from tests.spark.collections import SCHEMA, SMALL, write

@@ -7,7 +7,7 @@ from datetime import date
 
 import persist_lib as persist
 from jobs.words import MOST_RANGES, range_of, ranges
-from persist_lib.core.plan.compaction import MergeTask
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.kernel.keys import encode_key
 
 SCHEMA = persist.Schema({"name": "string", "day": "date32"}, {"v": "int64"})

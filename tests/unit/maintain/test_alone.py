@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.errors import Busy, Corrupt, Indeterminate
 from persist_lib.maintain import local_engine
 from persist_lib.maintain.worker import Worker

@@ -18,13 +18,15 @@ from persist_lib.core.contents import problems
 from persist_lib.core.diff import StateDiff
 from persist_lib.core.formats import CLUSTERS
 from persist_lib.core.plan.clusters import Clusters, are_apart, by_name, cuts_of, split
-from persist_lib.core.plan.compaction import MergeTask, Plan, Policy, plan_rewrite, policy_of
+from persist_lib.core.plan.compaction import Plan, Policy, plan_rewrite, policy_of
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.core.rules import values_of
 from persist_lib.core.state import Batch
 from persist_lib.core.transitions import change
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import SeqNo, WriterId, uploader_of
-from persist_lib.maintain.compaction import compact, local_engine
+from persist_lib.maintain.compaction import compact
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import check_world
 from tests.worlds import World
 

@@ -13,13 +13,15 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.config import KIB, MIB
-from persist_lib.core.plan.compaction import MergeTask, TaskResult, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.fan_in import FEWEST, Room, grouped, slices
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import Batch, Part
 from persist_lib.frontier import at
 from persist_lib.ids import PartKey
 from persist_lib.maintain import local_engine
-from persist_lib.maintain.compaction import carry_out, merge_tasks
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import merge_tasks
 from persist_lib.testing import check_world
 
 SCHEMA = persist.Schema({"k": "int64"}, {"v": "string", "n": "int64"})

@@ -13,7 +13,7 @@ import persist_lib as persist
 from persist_lib import report
 from persist_lib.core.formats import CREATED, PART_SUMS, SCHEMAS_SAY_MORE
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.maintain.compaction import local_engine
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import Rival, check_swept, check_world
 from tests.faults.test_collection_commands import Died, Dying
 from tests.shards import TINY

@@ -21,7 +21,7 @@ import persist_lib as persist
 from persist_lib.cli.app import app
 from persist_lib.cli.root import UPKEEP as TOLD
 from persist_lib.core.duties import BY_NAME, DUTIES, LAYER_DUTIES, NAMES, figures_of
-from persist_lib.core.plan.compaction import MergeTask, TaskResult
+from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import INLINE_TOTAL_BYTES
 from persist_lib.errors import CompactionRefused, Determinate, Indeterminate
 from persist_lib.maintain import duties, local_engine

@@ -17,7 +17,8 @@ from persist_lib.core import refusals as r
 from persist_lib.core.formats import PART_SUMS
 from persist_lib.core.plan.compaction import Policy, plan_contents, policy_of
 from persist_lib.core.sums import Sums
-from persist_lib.maintain.compaction import carry_out, local_engine
+from persist_lib.maintain.compaction import carry_out
+from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import Rival, check_swept, check_world
 from tests.circles import by_day
 from tests.faults.test_collection_commands import Died, Dying

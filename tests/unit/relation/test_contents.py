@@ -7,7 +7,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.errors import DiffOverflow
 from persist_lib.format import parquet
 from persist_lib.format.parts import encode_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from persist_lib.core.plan.compaction import TaskInput
+from persist_lib.core.plan.requests import TaskInput
 from persist_lib.format.parts import encode_inline, encode_part
 from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, ShardId

@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import persist_lib as persist
-from persist_lib.core.plan.compaction import MergeTask, plan_compaction
+from persist_lib.core.plan.compaction import plan_compaction
 from persist_lib.core.plan.cutting import Stretch
+from persist_lib.core.plan.requests import MergeTask
 from persist_lib.errors import Damage, Missing
 from persist_lib.format.parquet import PartEncoder
 from persist_lib.format.parts import StoredPart
 from persist_lib.format.paths import blob_key
-from persist_lib.maintain.compaction import compact, merge_tasks
+from persist_lib.maintain.compaction import compact
+from persist_lib.maintain.merge_tasks import merge_tasks
 from persist_lib.shard import stretches
 
 SCHEMA = persist.Schema(key={"k": "string"}, value={"v": "int64"})

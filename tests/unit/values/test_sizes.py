@@ -15,9 +15,9 @@ LONG = {"core/transitions.py change"}
 MANY = {
     "catalog/handover.py hand_over", "events/loop.py __init__", "relation/base_reader.py snapshot",
     "streams/lifecycle.py open", "table/table.py read", "timeline/tables.py create",
-    "format/parts.py open_part", "maintain/survey.py __init__",
+    "maintain/survey.py __init__",
 }  # fmt: skip
-"""Calls of users, whose arguments are named there; and two more."""
+"""Calls of users, whose arguments are named there; and one more."""
 
 
 @pytest.fixture(scope="module")
