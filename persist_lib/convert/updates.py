@@ -154,28 +154,21 @@ class _Fill(NamedTuple):
         arrays[place] = self.filling.into(column, arrays[place], missing)
 
 
-class _Plan(NamedTuple):
-    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
-
-    names: frozenset[str]
-    columns: tuple[tuple[str, pa.Field, Taking, bool], ...]
-
-
 @lru_cache(maxsize=256)
-def _plan(schema: Schema) -> _Plan:
-    fields = list(schema.updates)
-    columns = tuple((field.name, field, taking_of(field), field.nullable) for field in fields)
-    return _Plan(frozenset(field.name for field in fields), columns)
+def _plan(schema: Schema) -> tuple[frozenset[str], tuple[tuple[str, pa.Field, Taking, bool], ...]]:
+    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
+    columns = tuple((field.name, field, taking_of(field), field.nullable) for field in schema.updates)
+    return frozenset(name for name, *_ in columns), columns
 
 
 def _from_rows(
     schema: Schema, rows: list[Any], defaults: dict[str, Any], first_row: int, reader: Times | None, fill: _Fill | None
 ) -> pa.Table:
     mappings = as_mappings(schema, rows, first_row)
-    plan = _plan(schema)
-    _check_row_names(schema, plan.names, mappings, first_row)
+    names, columns = _plan(schema)
+    _check_row_names(schema, names, mappings, first_row)
     arrays = []
-    for name, field, taking, nullable in plan.columns:
+    for name, field, taking, nullable in columns:
         values = _values(schema, mappings, name, defaults, first_row)
         if reader is not None and name == TIME:
             values = read_values(values, reader, first_row)
