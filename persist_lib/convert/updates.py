@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import did_you_mean, native, shown
+from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.casts import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, decode_rows
 from persist_lib.convert.filling import Filling, check_added
@@ -35,8 +35,8 @@ __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
 
 
 def iter_updates(
-    schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None,
-    whole: bool = True, filling: Filling | None = None,
+    schema: Schema, data: object, *, time: object = None, times: Times | None = None, whole: bool = True,
+    filling: Filling | None = None,
 ) -> Iterator[pa.Table]:  # fmt: skip
     """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
 
@@ -46,14 +46,15 @@ def iter_updates(
     `whole`; else value columns that may be null may be left out, and are null then, as in rows of programs that do not
     know a new column. Columns that a writer fills may be left out where there is a `filling`, and are refused else.
 
-    Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
+    Where `_diff` is missing it is +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
     keeps NaN as the number it is. Everywhere else NaN is a value. A pandas index is ignored.
 
     Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
     times = times or Times(schema.times, _no_clock)
-    return _iter(schema, data, _defaults(time, diff, times) | _absent(schema, whole), times, filling)
+    stamps = {} if time is None else {TIME: times.parse(time, "time")}
+    return _iter(schema, data, {DIFF: 1, **stamps, **_absent(schema, whole)}, times, filling)
 
 
 def _no_clock() -> int:
@@ -87,15 +88,6 @@ def _range(times: pa.ChunkedArray) -> tuple[int, int]:
         return min(few), max(few)
     found = pc.min_max(times).as_py()
     return found["min"], found["max"]
-
-
-def _defaults(time: object, diff: object, times: Times) -> dict[str, Any]:
-    diff = 1 if diff is None else native(diff)
-    if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
-        raise InvalidUsage(
-            f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
-        )
-    return {DIFF: diff} if time is None else {TIME: times.parse(time, "time"), DIFF: diff}
 
 
 @lru_cache(maxsize=256)

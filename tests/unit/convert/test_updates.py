@@ -183,7 +183,6 @@ def test_without_diff_all_are_plus_one_and_without_time_the_appends_only_time_is
     table = read(ORDERS, rows, time=2**64 - 1)
     assert table.column("_time").to_pylist() == [2**64 - 1] * 3
     assert table.column("_diff").to_pylist() == [1] * 3
-    assert read(ORDERS, rows, time=0, diff=-2).column("_diff").to_pylist() == [-2] * 3
     found = refusal(ORDERS, rows)
     assert (found.problem, found.column) == ("missing time", "_time")
 
