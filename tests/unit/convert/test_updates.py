@@ -192,9 +192,7 @@ def test_times_that_are_given_win_over_the_default():
     assert read(ORDERS, TABLE, time=9).column("_time").to_pylist() == [3, 3]
 
 
-@pytest.mark.parametrize(
-    "bad", [{"time": -1}, {"time": 2**64}, {"time": True}, {"time": 1.0}, {"diff": 0}, {"diff": 2**63}, {"diff": True}]
-)
+@pytest.mark.parametrize("bad", [{"time": -1}, {"time": 2**64}, {"time": True}, {"time": 1.0}])
 def test_impossible_defaults_are_refused_before_anything_is_read(bad):
     with pytest.raises(InvalidUsage):
         iter_updates(ORDERS, [ROW], **bad)
