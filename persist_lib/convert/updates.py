@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_lib.arguments import did_you_mean, native, shown
+from persist_lib.arguments import did_you_mean, shown
 from persist_lib.convert.casts import cast_column
 from persist_lib.convert.codecs import Update, as_mappings, decode_rows
 from persist_lib.convert.filling import Filling, check_added
@@ -35,8 +35,8 @@ __all__ = ["Update", "check_times", "decode_rows", "iter_updates"]
 
 
 def iter_updates(
-    schema: Schema, data: object, *, time: object = None, diff: int | None = None, times: Times | None = None,
-    whole: bool = True, filling: Filling | None = None,
+    schema: Schema, data: object, *, time: object = None, times: Times | None = None, whole: bool = True,
+    filling: Filling | None = None,
 ) -> Iterator[pa.Table]:  # fmt: skip
     """Tables with exactly `schema.updates`, in the order of `data`; none for no updates. Errors come as it is consumed.
 
@@ -46,14 +46,15 @@ def iter_updates(
     `whole`; else value columns that may be null may be left out, and are null then, as in rows of programs that do not
     know a new column. Columns that a writer fills may be left out where there is a `filling`, and are refused else.
 
-    Where `_diff` is missing it is `diff`, or else +1; where `_time` is missing it is `time`, or else it is refused.
+    Where `_diff` is missing it is +1; where `_time` is missing it is `time`, or else it is refused.
     In a pandas frame a missing value is null: None, NA, NaT, and NaN too, except that a float column that is not null
     keeps NaN as the number it is. Everywhere else NaN is a value. A pandas index is ignored.
 
     Where the schema's times are a clock, `_time` may hold what `convert.times` reads. `times` has the call's now.
     """
     times = times or Times(schema.times, _no_clock)
-    return _iter(schema, data, _defaults(time, diff, times) | _absent(schema, whole), times, filling)
+    stamps = {} if time is None else {TIME: times.parse(time, "time")}
+    return _iter(schema, data, {DIFF: 1, **stamps, **_absent(schema, whole)}, times, filling)
 
 
 def _no_clock() -> int:
@@ -87,15 +88,6 @@ def _range(times: pa.ChunkedArray) -> tuple[int, int]:
         return min(few), max(few)
     found = pc.min_max(times).as_py()
     return found["min"], found["max"]
-
-
-def _defaults(time: object, diff: object, times: Times) -> dict[str, Any]:
-    diff = 1 if diff is None else native(diff)
-    if isinstance(diff, bool) or not isinstance(diff, int) or not -(2**63) <= diff < 2**63 or diff == 0:
-        raise InvalidUsage(
-            f"diff must be an integer of 64 bits and not zero, got {shown(diff)}", problem="diff", value=diff
-        )
-    return {DIFF: diff} if time is None else {TIME: times.parse(time, "time"), DIFF: diff}
 
 
 @lru_cache(maxsize=256)
@@ -154,28 +146,21 @@ class _Fill(NamedTuple):
         arrays[place] = self.filling.into(column, arrays[place], missing)
 
 
-class _Plan(NamedTuple):
-    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
-
-    names: frozenset[str]
-    columns: tuple[tuple[str, pa.Field, Taking, bool], ...]
-
-
 @lru_cache(maxsize=256)
-def _plan(schema: Schema) -> _Plan:
-    fields = list(schema.updates)
-    columns = tuple((field.name, field, taking_of(field), field.nullable) for field in fields)
-    return _Plan(frozenset(field.name for field in fields), columns)
+def _plan(schema: Schema) -> tuple[frozenset[str], tuple[tuple[str, pa.Field, Taking, bool], ...]]:
+    """What building columns from rows needs of a schema: looking it up in Arrow takes longer than an append may."""
+    columns = tuple((field.name, field, taking_of(field), field.nullable) for field in schema.updates)
+    return frozenset(name for name, *_ in columns), columns
 
 
 def _from_rows(
     schema: Schema, rows: list[Any], defaults: dict[str, Any], first_row: int, reader: Times | None, fill: _Fill | None
 ) -> pa.Table:
     mappings = as_mappings(schema, rows, first_row)
-    plan = _plan(schema)
-    _check_row_names(schema, plan.names, mappings, first_row)
+    names, columns = _plan(schema)
+    _check_row_names(schema, names, mappings, first_row)
     arrays = []
-    for name, field, taking, nullable in plan.columns:
+    for name, field, taking, nullable in columns:
         values = _values(schema, mappings, name, defaults, first_row)
         if reader is not None and name == TIME:
             values = read_values(values, reader, first_row)

@@ -61,14 +61,6 @@ class Submitted:
     """What the store answered."""
 
 
-def payload_of(event: object) -> bytes:
-    """The event's bytes, which no other code can change. Raises InvalidUsage for anything else."""
-    if isinstance(event, (bytes, bytearray, memoryview)):
-        return bytes(event)
-    hint = "; encode the text first" if isinstance(event, str) else ""
-    raise InvalidUsage(f"event must be bytes: got {shown(event)}{hint}", argument="event", value=event)
-
-
 def inherited(name: str, event_id: int | None = None) -> PersistError:
     """The error in a forked child."""
     if event_id is None:

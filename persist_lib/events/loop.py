@@ -19,10 +19,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, Self
 
-from persist_lib.arguments import LONGEST_S, parse_flag, parse_integer, parse_number, parse_seconds, shown
+from persist_lib.arguments import LONGEST_S, parse_bytes, parse_flag, parse_integer, parse_number, parse_seconds, shown
 from persist_lib.errors import InvalidUsage, PersistError, TimedOut
 from persist_lib.events.api import Input, Program, State, Store, Writer, compute, encode_snapshot
-from persist_lib.events.in_flight import Done, EventFuture, Flight, Submitted, fail_all, payload_of, release_failed
+from persist_lib.events.in_flight import Done, EventFuture, Flight, Submitted, fail_all, release_failed
 from persist_lib.events.log import write_released
 from persist_lib.events.migrate import Progress, quiet
 from persist_lib.events.recovery import begin, take
@@ -197,7 +197,8 @@ class Loop(Generic[State]):
 
         `release` may submit events too, which never wait for room; waiting for their futures there would wait for ever.
         """
-        payload, seconds = payload_of(event), self._timeout_s if timeout is None else parse_seconds(timeout)
+        payload = bytes(event) if isinstance(event, (bytearray, memoryview)) else parse_bytes(event, "event")
+        seconds = self._timeout_s if timeout is None else parse_seconds(timeout)
         waits = not self._is_releasing()
         return self._flight.accept(payload, seconds, block=parse_flag(block, "block"), waits=waits).future
 

@@ -57,14 +57,12 @@ def parse_specifier(text: object) -> Specifier:
 
 
 def _split(text: str) -> list[str]:
-    pieces, at = [], 0
-    while True:
-        found = PIECE.match(text, at)
-        assert found is not None  # noqa: S101 - it matches the empty text
+    pieces = []
+    for found in PIECE.finditer(text):
         pieces.append(ESCAPE.sub(r"\1", found[1]))
-        if not found[2]:
-            return pieces
-        at = found.end()
+        if not found[2]:  # else the empty text behind the last one matches, too
+            break
+    return pieces
 
 
 def _escaped(option: str) -> str:

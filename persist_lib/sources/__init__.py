@@ -19,27 +19,7 @@ from persist_lib.sources.sources import Sources
 from persist_lib.sources.transactions import Transactions
 
 __all__ = [
-    "Alert",
-    "Collection",
-    "Custom",
-    "Decoding",
-    "Files",
-    "Ingestion",
-    "Kafka",
-    "Lag",
-    "Limits",
-    "Mark",
-    "Meaning",
-    "Mended",
-    "News",
-    "Postgres",
-    "Progress",
-    "Registry",
-    "SourceDescription",
-    "SourceReader",
-    "Sources",
-    "Transactions",
-    "check",
-    "judge",
-    "look",
-]
+    "Alert", "Collection", "Custom", "Decoding", "Files", "Ingestion", "Kafka", "Lag", "Limits", "Mark", "Meaning",
+    "Mended", "News", "Postgres", "Progress", "Registry", "SourceDescription", "SourceReader", "Sources",
+    "Transactions", "check", "judge", "look",
+]  # fmt: skip

@@ -171,9 +171,8 @@ def decode_changes(decoding: Decoding, schema: Schema, messages: pa.Table) -> Si
         lines = [line for n, line in zip(kept, lines, strict=True) if n not in bad]
         kept = [n for n in kept if n not in bad]
         sifted, _ = parser.sift(lines)
-    places = np.array(kept, np.int64)
-    bad |= {kept[n]: why for n, why in sifted.bad.items()}
-    return Sifted(sifted.table, places[sifted.lines], dict(sorted(bad.items())))
+    found = sifted.at(np.array(kept, np.int64))
+    return found._replace(bad=dict(sorted({**bad, **found.bad}.items())))
 
 
 def others(count: int, places: Collection[int]) -> Rows:
@@ -228,13 +227,7 @@ def _lines(parser: JsonLines | CsvLines, values: pa.Array, kept: npt.NDArray[np.
         lines: Sequence[bytes] = values.to_pylist()
     else:
         lines = [_one_line(value) for value in values.to_pylist()]
-    found = sift(parser.parse, parser.suspect, lines, parser.empty)
-    order = np.argsort(found.lines, kind="stable")
-    return _placed(Sifted(found.table.take(pa.array(order)), found.lines[order], found.bad), kept)
-
-
-def _placed(found: Sifted, kept: npt.NDArray[np.int64]) -> Sifted:
-    return Sifted(found.table, kept[found.lines], {int(kept[n]): why for n, why in found.bad.items()})
+    return sift(parser.parse, parser.suspect, lines, parser.empty).in_order().at(kept)
 
 
 def _one_line(value: bytes) -> bytes:
@@ -270,9 +263,8 @@ def _together(schema: Schema, found: Sequence[Sifted]) -> Sifted:
     if len(found) == 1:
         return found[0]
     lines = np.concatenate([np.array([], np.int64), *(one.lines for one in found)])
-    order = np.argsort(lines, kind="stable")
-    table = pa.concat_tables([no_rows(schema), *(one.table for one in found)]).take(pa.array(order))
-    return Sifted(table, lines[order], {n: why for one in found for n, why in one.bad.items()})
+    table = pa.concat_tables([no_rows(schema), *(one.table for one in found)])
+    return Sifted(table, lines, {n: why for one in found for n, why in one.bad.items()}).in_order()
 
 
 def _plain(_decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
@@ -288,8 +280,7 @@ def _plain(_decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) 
             raise Refused("this is not UTF-8") from error
         return pa.table({field.name: pc.utf8_rtrim(texts, "\r")})
 
-    found = sift(parse, lambda _: (), range(len(values)), no_rows(schema))  # type: ignore[arg-type]
-    return _placed(found, kept)
+    return sift(parse, lambda _: (), range(len(values)), no_rows(schema)).at(kept)  # type: ignore[arg-type]
 
 
 def _rows(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) -> Sifted:
@@ -319,8 +310,7 @@ def _rows(decoding: Decoding, schema: Schema, messages: pa.Table, kept: Rows) ->
                 raise Refused(f"column {field.name}: {error.fields.get('problem', 'a value')} does not fit") from error
         return pa.table(columns, names=schema.names)
 
-    found = sift(parse, lambda _: (), kept.tolist(), no_rows(schema))
-    return _placed(found, kept)
+    return sift(parse, lambda _: (), kept.tolist(), no_rows(schema)).at(kept)
 
 
 class Reads(NamedTuple):
@@ -396,7 +386,7 @@ def _values(decoding: Decoding, schema: Schema, messages: pa.Table, places: Rows
     if not columns:
         return Sifted(pa.table({}), places, {})
     how = msgspec.structs.replace(decoding, key=None)
-    return _placed(decode(how, Schema(key=columns), messages.take(array_of(places))), places)
+    return decode(how, Schema(key=columns), messages.take(array_of(places))).at(places)
 
 
 def imported(name: str) -> Any:

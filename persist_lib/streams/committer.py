@@ -69,9 +69,6 @@ class Committer:
     def deadline(self, timeout: float | None) -> Deadline:
         return deadline_of(self._client, timeout)
 
-    def clock_ms(self) -> int:
-        return self._client.consensus.now()
-
     def check(self) -> None:
         """Raise why this runtime takes no more calls, if it does not."""
         if self._dead is not None:

@@ -100,7 +100,7 @@ class StreamWriter:
         return self._committer is committer
 
     def times(self) -> Times:
-        return Times(self.schema.times, self._committer.clock_ms)
+        return Times(self.schema.times, self.runtime.client.consensus.now)
 
     __reduce__ = not_pickled("A stream's writer", "There is one writer a location")
 

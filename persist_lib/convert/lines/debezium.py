@@ -148,11 +148,8 @@ class ChangeLines:
             if change.op != "d":
                 added.append((index, _one_line(change.after)))
         after = self._sift(self._rows, added, self._schema)
-        before = (
-            self._sift(self._keys, gone, Schema(key=self._schema.key))
-            if self._by_key
-            else self._sift(self._rows, gone, self._schema)
-        )
+        parser, columns = (self._keys, Schema(key=self._schema.key)) if self._by_key else (self._rows, self._schema)
+        before = self._sift(parser, gone, columns)
         bad |= after.bad | before.bad
         return (self._of_keys if self._by_key else self._of_rows)(after, before, bad), silent
 
@@ -160,10 +157,8 @@ class ChangeLines:
         if not found:
             return Sifted(parser.empty, np.array([], np.int64), {})
         places = np.array([index for index, _ in found], np.int64)
-        sifted = without_nulls(schema, sift(parser.parse, parser.suspect, [text for _, text in found], parser.empty))
-        return Sifted(
-            sifted.table, places[sifted.lines], {int(places[index]): why for index, why in sifted.bad.items()}
-        )
+        texts = [text for _, text in found]
+        return without_nulls(schema, sift(parser.parse, parser.suspect, texts, parser.empty)).at(places)
 
     def _of_rows(self, after: Sifted, before: Sifted, bad: dict[int, str]) -> Sifted:
         tables, places = [], []
@@ -186,9 +181,7 @@ class ChangeLines:
             columns.append(pa.chunked_array([pa.array(np.full(one.table.num_rows, deletes))]))
             tables.append(pa.table(columns, names=[*self._schema.names, DELETES]))
             places.append(one.lines)
-        lines = np.concatenate(places)
-        order = np.argsort(lines, kind="stable")
-        return Sifted(pa.concat_tables(tables).take(pa.array(order)), lines[order], dict(sorted(bad.items())))
+        return Sifted(pa.concat_tables(tables), np.concatenate(places), bad).in_order()
 
 
 def _one_line(raw: msgspec.Raw) -> bytes:

@@ -66,6 +66,15 @@ class Sifted(NamedTuple):
     lines: npt.NDArray[np.int64]
     bad: dict[int, str]
 
+    def at(self, places: npt.NDArray[np.int64]) -> Sifted:
+        """The same of lines that are the ones at these places."""
+        return Sifted(self.table, places[self.lines], {int(places[n]): why for n, why in self.bad.items()})
+
+    def in_order(self) -> Sifted:
+        """The same with the rows in the order of their lines."""
+        order = np.argsort(self.lines, kind="stable")
+        return Sifted(self.table.take(pa.array(order)), self.lines[order], dict(sorted(self.bad.items())))
+
 
 def sift(parse: Parse, suspect: Suspect, lines: Sequence[bytes], empty: pa.Table) -> Sifted:
     """Parse the good lines, and say why the others are bad. A line is good if it parses alone, into one row.

@@ -37,6 +37,7 @@ from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.schemas import create_if_missing, schema_id
 
+Row = tuple[int, int, memoryview, memoryview]
 DEFAULT = "events"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 HOLD = "events.writer"
@@ -211,12 +212,12 @@ class PersistRecords:
 
     def get(self, key: Key) -> Held | None:
         if key.space == EVENTS:
-            tables = self._rows(self._shard, key=(key.id, key.fragment))
+            rows = self._rows(self._shard, key=(key.id, key.fragment))
         else:
-            tables = self._rows(self._notes.shard, key=(key.space, key.id, key.fragment))
-        return next((Held(key, row[3], row[2]) for table in tables for row in _rows_of(table)), None)
+            rows = self._rows(self._notes.shard, key=(key.space, key.id, key.fragment))
+        return next((Held(key, head, payload) for _, _, payload, head in rows), None)
 
-    def _rows(self, shard: str, **where: Any) -> Iterator[pa.Table]:
+    def _rows(self, shard: str, **where: Any) -> Iterator[Row]:
         """The newest contents, in the order of keys."""
         reader = self._readers.get(shard)
         if reader is None:
@@ -224,24 +225,22 @@ class PersistRecords:
         upper = reader.fetch_upper()
         if upper == MINIMUM:
             return iter(())
-        return reader.snapshot(as_of=(upper.time or 1) - 1, **where, diff=True).batches()
+        tables = reader.snapshot(as_of=(upper.time or 1) - 1, **where, diff=True).batches()
+        return (row for table in tables for row in _rows_of(table))
 
     def scan(self, from_id: int, through: int) -> Iterator[Held]:
-        for table in self._rows(self._shard, key_from=(from_id,), key_to=(through + 1,)):
-            for row in _rows_of(table):
-                yield Held(Key(EVENTS, row[0], row[1]), row[3], row[2])
+        for id_, fragment, payload, head in self._rows(self._shard, key_from=(from_id,), key_to=(through + 1,)):
+            yield Held(Key(EVENTS, id_, fragment), head, payload)
 
     def ids(self, space: str) -> list[int]:
         if self._notes.try_fetch() is None:
             return []
-        tables = self._rows(self._notes.shard, key=(space,))
-        return sorted(row[0] for table in tables for row in _rows_of(table) if row[1] == 0)
+        return sorted(row[0] for row in self._rows(self._notes.shard, key=(space,)) if row[1] == 0)
 
     def remove(self, epoch: int, space: str, below: int) -> None:
         self._check(epoch)
-        tables = self._rows(self._notes.shard, key=(space,))
-        keys = [(space, row[0], row[1]) for table in tables for row in _rows_of(table) if row[0] < below]
-        if keys:
+        rows = self._rows(self._notes.shard, key=(space,))
+        if keys := [(space, row[0], row[1]) for row in rows if row[0] < below]:
             writer = self._writers[self._notes.shard]
             _again_if_expired(lambda: writer.delete(keys))
 
@@ -272,7 +271,7 @@ def _table(puts: Sequence[Put]) -> pa.Table:
     )
 
 
-def _rows_of(table: pa.Table) -> Iterator[tuple[int, int, memoryview, memoryview]]:
+def _rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows: id, fragment, payload, head. The payloads are views of Arrow's memory."""
     for batch in table.select(["id", "fragment", "payload", "head"]).to_batches():
         ids, fragments, payloads, heads = (batch.column(at) for at in range(4))

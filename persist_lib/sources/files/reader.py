@@ -87,19 +87,23 @@ class LineFiles(FolderReader):
             before = bound.get(partition, START)
             if left <= 0 or self._sizes.get(file, file.size if file.packing is None else -1) == before.address:
                 continue
-            try:
-                with self._contents(file, partition) as contents:
-                    mark = self._mark(partition, file, contents, before, left)
-                    self._note(file, contents, mark, before)
-            except (FileNotFoundError, NotFound):  # between the list and now; the next list tells
-                continue
-            except OSError as error:
-                self._problems[file] = _unreadable(error)
-                continue
-            if mark.address > before.address:
-                found[partition] = mark
-                left -= mark.address - before.address
+            with self._noting(file), self._contents(file, partition) as contents:
+                mark = self._mark(partition, file, contents, before, left)
+                self._note(file, contents, mark, before)
+                if mark.address > before.address:
+                    found[partition] = mark
+                    left -= mark.address - before.address
         return found
+
+    @contextmanager
+    def _noting(self, file: File) -> Iterator[None]:
+        """Remember why a file could not be read. Of one that is gone since it was listed, the next list tells."""
+        try:
+            yield
+        except (FileNotFoundError, NotFound):
+            pass
+        except OSError as error:
+            self._problems[file] = _unreadable(error)
 
     def unread(self) -> Mapping[str, Unread]:
         return {**self._unlisted, **{file.path: one for file, one in self._problems.items()}}
@@ -214,7 +218,7 @@ class LineFiles(FolderReader):
         """Remember of a file that is not read, as another one begins with the same line, whether that has it all."""
         self._problems.pop(file, None)
         if (file, read) not in self._copies:
-            try:
+            with self._noting(file):
                 if file not in self._ends:
                     with closing(self._folder.open(file)) as opened:
                         self._ends[file] = end_of(_opened(file, opened))
@@ -222,12 +226,7 @@ class LineFiles(FolderReader):
                     contents, end = _opened(read, opened), self._ends[file]
                     contents.keep(end.address)
                     self._copies[file, read] = bool(end.check) and check_of(contents, end.address) == end.check
-            except (FileNotFoundError, NotFound):
-                return
-            except OSError as error:
-                self._problems[file] = _unreadable(error)
-                return
-        if not self._copies[file, read]:
+        if not self._copies.get((file, read), True):
             self._problems[file] = Unread(
                 f"it begins with the same line as {read.path}, and is another file: only that one is read"
             )
@@ -242,17 +241,11 @@ class LineFiles(FolderReader):
             return file.path
         key = file.path, file.version
         if key not in self._first:
-            try:
-                with self._contents(file) as contents:
-                    self._first[key] = self._first_line(file, contents)
-                    if self._first[key] is None:
-                        self._note(file, contents, START, START)
-            except (FileNotFoundError, NotFound):
-                return None
-            except OSError as error:
-                self._problems[file] = _unreadable(error)
-                return None
-        return self._first[key]
+            with self._noting(file), self._contents(file) as contents:
+                self._first[key] = self._first_line(file, contents)
+                if self._first[key] is None:
+                    self._note(file, contents, START, START)
+        return self._first.get(key)
 
     def _find(self, partition: str, end: Mark, *, is_new: bool) -> File | None:
         """The file of a partition, by the last list, or by a new one where that cannot have all of it."""

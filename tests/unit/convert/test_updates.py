@@ -183,7 +183,6 @@ def test_without_diff_all_are_plus_one_and_without_time_the_appends_only_time_is
     table = read(ORDERS, rows, time=2**64 - 1)
     assert table.column("_time").to_pylist() == [2**64 - 1] * 3
     assert table.column("_diff").to_pylist() == [1] * 3
-    assert read(ORDERS, rows, time=0, diff=-2).column("_diff").to_pylist() == [-2] * 3
     found = refusal(ORDERS, rows)
     assert (found.problem, found.column) == ("missing time", "_time")
 
@@ -193,9 +192,7 @@ def test_times_that_are_given_win_over_the_default():
     assert read(ORDERS, TABLE, time=9).column("_time").to_pylist() == [3, 3]
 
 
-@pytest.mark.parametrize(
-    "bad", [{"time": -1}, {"time": 2**64}, {"time": True}, {"time": 1.0}, {"diff": 0}, {"diff": 2**63}, {"diff": True}]
-)
+@pytest.mark.parametrize("bad", [{"time": -1}, {"time": 2**64}, {"time": True}, {"time": 1.0}])
 def test_impossible_defaults_are_refused_before_anything_is_read(bad):
     with pytest.raises(InvalidUsage):
         iter_updates(ORDERS, [ROW], **bad)
