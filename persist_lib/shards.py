@@ -30,10 +30,9 @@ from persist_lib.relation.writer import Append, Appended, Batching, Changed, Wri
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema
-from persist_lib.shard.admin import Terms, parse_layer
+from persist_lib.shard.admin import Terms, create_if_missing, known_schema, parse_layer
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
-from persist_lib.shard.schemas import create_if_missing, known_schema
 from persist_lib.times import TimeLike
 
 __all__ = [

@@ -13,11 +13,4 @@ from persist_lib.catalog.describe import Capability, Description, RenditionDescr
 from persist_lib.catalog.reader import CollectionReader
 from persist_lib.catalog.writer import CollectionWriter
 
-__all__ = [
-    "Capability",
-    "CollectionReader",
-    "CollectionWriter",
-    "Controller",
-    "Description",
-    "RenditionDescription",
-]
+__all__ = ["Capability", "CollectionReader", "CollectionWriter", "Controller", "Description", "RenditionDescription"]

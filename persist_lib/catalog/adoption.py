@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.records import LAYER, CollectionRecord, RenditionRecord, schema_form
 from persist_lib.catalog.renditions import schema_for
 from persist_lib.catalog.wal import SCHEMA as WAL
@@ -46,7 +45,7 @@ def adopt(
             if _is_closed(client, collection, rendition):
                 return "it was refused before" if isinstance(found, State) else shard.refused(found).message
         elif deadline.has_passed():
-            raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+            raise deadline.gave_up(f"table {collection.name!r}", "as others always changed it first")
         else:
             _commit(client, collection, (shard, kept), rendition, deadline)
 
@@ -90,7 +89,7 @@ def join(
         if any(place.state.upper.is_top() for place in written):
             return "it was closed for writing"
         if deadline.has_passed():
-            raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+            raise deadline.gave_up(f"table {collection.name!r}", "as others always changed it first")
         wanted = [
             Wanted(client.machine(name), partial(_to_next_epoch, client.machine(name), collection.member, former[name]))
             for name, version in found.items()

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from persist_lib.arguments import did_you_mean
-from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
+from persist_lib.catalog.metadata_shard import append_once, unheld
 from persist_lib.catalog.records import (
     OF_CATALOGS,
     CollectionRecord,
@@ -60,6 +60,9 @@ KINDS: Mapping[str, type[Record]] = {
 }  # fmt: skip
 
 
+Listed = CollectionRecord | RenditionRecord | CommandRecord | TimelineRecord
+
+
 class Row(NamedTuple):
     """A record, and the body that it has in the shard: what takes it away has to be equal to the letter."""
 
@@ -85,7 +88,6 @@ class Contents(NamedTuple):
     """All of them by kind and id, as they are stored."""
 
     def named(self, name: str) -> CollectionRecord | None:
-        """The collection that has this name."""
         return next((c for c in self.collections.values() if c.name == name and c.state != "dropping"), None)
 
     def names(self, *kinds: Kind) -> list[str]:
@@ -109,7 +111,12 @@ class Contents(NamedTuple):
     def find(self, name: str) -> CollectionRecord:
         """The same. Raises NotFound."""
         if (found := self.named(name)) is None:
-            raise no_collection(name, self.names())
+            meant = did_you_mean(name, self.names())
+            raise NotFound(
+                f"there is no collection {name!r} in this location. {meant}Create it with controller.create, or look "
+                "at controller.list(). A table on one shard is not among them: db.table(name).promote()",
+                collection=name,
+            )
         return found
 
     def renditions_of(self, collection: str) -> list[RenditionRecord]:
@@ -203,13 +210,13 @@ class Catalog:
                 races += 1
             else:
                 made = {key: None if record is None else _stored(key, record) for key, record in changes.items()}
-                self._keep(_contents(at(time + 1), _changed(contents.rows, made)))
+                left = {key: row for key, row in {**contents.rows, **made}.items() if row is not None}
+                self._keep(_contents(at(time + 1), left))
                 return answer
             if deadline.has_passed():
-                raise out_of_time("the catalog", deadline, f"other commands were first {races} times")
+                raise deadline.gave_up("the catalog", f"as other commands were first {races} times")
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         for handle in (self._writer, self._reader):
             if handle is not None:
                 handle.close()
@@ -241,16 +248,6 @@ class Catalog:
         )  # fmt: skip
 
 
-def no_collection(name: str, names: list[str]) -> NotFound:
-    """The error for a collection that is not there."""
-    meant = did_you_mean(name, names)
-    return NotFound(
-        f"there is no collection {name!r} in this location. {meant}Create it with controller.create, or look at "
-        "controller.list(). A table on one shard is not among them: db.table(name).promote()",
-        collection=name,
-    )
-
-
 def has_shard(client: Client, name: str) -> bool:
     """Whether there is a shard of this name that stands by itself, which no collection should be given then."""
     found = client.machine(name).try_fetch() if SHARD_NAME.fullmatch(name) else None
@@ -267,26 +264,17 @@ def name_of(client: Client, collection: str) -> str:
     return "" if found is None or found.state == "dropping" else found.name
 
 
-def _key_of(record: Record) -> tuple[str, str]:
-    match record:
-        case RenditionRecord():
-            return "rendition", f"{record.collection}/{record.number}"
-        case CollectionRecord():
-            return "collection", record.id
-        case CommandRecord():
-            return "command", record.id
-        case TimelineRecord():
-            return "timeline", record.id
-        case _:
-            raise TypeError(record)
+def _key_of(record: Listed) -> tuple[str, str]:
+    id_ = f"{record.collection}/{record.number}" if isinstance(record, RenditionRecord) else record.id
+    return next(name for name, kind in KINDS.items() if type(record) is kind), id_
 
 
-def setting(*records: Record) -> dict[tuple[str, str], Record | None]:
+def setting(*records: Listed) -> dict[tuple[str, str], Record | None]:
     """Changes that set these rows."""
     return {_key_of(record): record for record in records}
 
 
-def without(*records: Record) -> dict[tuple[str, str], Record | None]:
+def without(*records: Listed) -> dict[tuple[str, str], Record | None]:
     """Changes that take these rows away."""
     return {_key_of(record): None for record in records}
 
@@ -305,10 +293,6 @@ def _applied(found: dict[tuple[str, str], Row], rows: Iterable[Mapping[str, Any]
                 kind=key[0], id=key[1],
             )  # fmt: skip
     return found
-
-
-def _changed(rows: Rows, changes: Mapping[tuple[str, str], Row | None]) -> Rows:
-    return {key: row for key, row in {**rows, **changes}.items() if row is not None}
 
 
 def _where(key: tuple[str, str]) -> str:

@@ -96,8 +96,9 @@ def expiry_steps(client: Client, subject: str, shards: Sequence[str]) -> Iterato
     """The leases that have ended on these shards, and how to retire their ids. Shards that are not there have none."""
     for name in shards:
         version = client.machine(name).try_fetch()
-        overdue = [] if version is None or version.state.is_finished() else plan_expiry(version.state, _now(client))
-        if overdue:
+        if version is None or version.state.is_finished():
+            continue
+        if overdue := plan_expiry(version.state, client.consensus.now()):
             what = f"{name}: {', '.join(one.id for one in overdue)}"
             yield Step(subject, "expire", what, "their leases have ended"), partial(expire, client.machine(name))
 
@@ -116,7 +117,3 @@ def holders(state: State, before: Antichain | None = None, *, but: str = "") -> 
     ]
     holds = ((name, hold) for name, hold in sorted(state.holds.items()) if name != but and not is_mark(name, hold))
     return readers + [f"hold {name}" for name, hold in holds if counts(hold.since)]
-
-
-def _now(client: Client) -> int:
-    return client.consensus.now()

@@ -8,7 +8,7 @@ With `keep` the tasks also write the difference itself, and `total` keeps it, fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from itertools import pairwise
@@ -88,14 +88,13 @@ class Judging(Resource):
 
     def __init__(self, reader: RenditionReader, pair: Pair, deadline: Deadline, *, keep: bool) -> None:
         self.pair, self._reader = pair, reader
-        self._held = ExitStack()
         self._keeping: Keeping | None = None
         sides = [reader.shards_of(record) for record in (pair.old, pair.new)]
         self._schemas = (sides[0][0].schema, sides[1][0].schema)
-        try:
+        with ExitStack() as held:
             self._sides = [
                 [
-                    self._held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s(), diff=True))
+                    held.enter_context(handle.snapshot(time, timeout=deadline.remaining_s(), diff=True))
                     for handle in side
                 ]
                 for side, time in zip(sides, (pair.was, pair.is_), strict=True)
@@ -103,10 +102,8 @@ class Judging(Resource):
             if keep:
                 check_can_be_kept(reader, *self._schemas)
                 self._keeping = Keeping(reader.client, pair.old, pair.new, pair.was, pair.is_, self._schemas[1])
-                self._held.callback(self._keeping.close)
-        except BaseException:
-            self._held.close()
-            raise
+                held.callback(self._keeping.close)
+            self._held = held.pop_all()
 
     @property
     def size(self) -> int:
@@ -163,12 +160,8 @@ def _run(work: Work, write: Callable[[object], Staged] | None, blob: Blob | None
 
 def _edges(snapshots: Sequence[Snapshot], n: int) -> list[bytes]:
     """The keys at which to cut, so that each range has about the same bytes of all snapshots together."""
-    return cut_evenly(list(_stretches(snapshots, n)), n)
-
-
-def _stretches(snapshots: Sequence[Snapshot], n: int) -> Iterator[Stretch]:
+    found: list[Stretch] = []
     for snapshot in snapshots:
-        splits = snapshot.splits(n)
-        for split in splits:
-            lower = split.key_lower or b""
-            yield Stretch(lower, lower, snapshot.size // len(splits))
+        lowers = [split.key_lower or b"" for split in snapshot.splits(n)]
+        found += [Stretch(lower, lower, snapshot.size // len(lowers)) for lower in lowers]
+    return cut_evenly(found, n)

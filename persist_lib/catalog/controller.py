@@ -21,7 +21,6 @@ from persist_lib.catalog.collection_arguments import (
     parse_retention,
 )
 from persist_lib.catalog.collection_status import capabilities, describe
-from persist_lib.catalog.creation import Evolving
 from persist_lib.catalog.deleted_keys import KeepDeletes, KeepingDeletes, keeping, parse_keeping, parse_kept
 from persist_lib.catalog.describe import Capability, Description, Tended
 from persist_lib.catalog.handover import Handovers
@@ -67,7 +66,7 @@ class New(NamedTuple):
     keep_deletes: KeepDeletes = None
 
 
-class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
+class Controller(Promoting, Handovers, KeepingDeletes, Resource):
     """Creates, changes, describes and drops the collections of a location. Safe to use from several threads.
 
     `catalog` names the shard that lists the collections; a location may have several catalogs, which know nothing of
@@ -124,8 +123,8 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
             first = msgspec.structs.replace(rendition, collection=id_, command=record.id)
             record = msgspec.structs.replace(record, collection=id_, pending=True)
             if kept is not None:
-                collection, *more = keeping(self.client, collection, kept, record)
-                return setting(collection, first, *more), record
+                collection, marks, made = keeping(self.client, collection, kept, record)
+                return setting(collection, first, marks, made), record
             return setting(collection, first), record
 
         return self._named(name, self._command("create", None, asked, intent, command, timeout))
@@ -158,12 +157,7 @@ class Controller(Promoting, Evolving, Handovers, KeepingDeletes, Resource):
         return describe(self.client, contents, collection)
 
     def alter(
-        self,
-        name: str,
-        *,
-        retention: Retention,
-        command: str | None = None,
-        timeout: float | None = None,
+        self, name: str, *, retention: Retention, command: str | None = None, timeout: float | None = None
     ) -> Description:
         """Change a collection's options. It takes effect when collections are tended next. Raises NotFound."""
         self._writable("alter")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import NamedTuple
@@ -70,11 +69,9 @@ class Reading:
         self._done = self._total = 0
 
     def begin(self, rows: int) -> None:
-        """A stretch of so many rows begins."""
         self._total += rows
 
     def add(self, rows: int) -> None:
-        """So many rows more were read."""
         self._done += rows
         if self._progress is not None:
             self._progress(self._done, max(self._done, self._total))
@@ -134,7 +131,7 @@ def copy_step(
         return Copied(upper, goal, is_complete=False)
     reading.begin(len(new.names) * _rows_in(reader, old, first, last))
     for index, name in enumerate(new.names):
-        share = _Share(reader, old, new, index, first, last, transform, deadline, reading)
+        share = _share(new, index, _stretch(reader, old, first, last, deadline), transform, reading)
         with client.open_writer(name, new.columns, layer=LAYER) as write:
             write.append(share, first, last + 1, timeout=deadline.left_s())
     return Copied(meet(client, new.names), goal, is_complete=False)
@@ -147,37 +144,29 @@ def _rows_in(reader: RenditionReader, old: RenditionRecord, first: int, last: in
     return sum(one.count for one in batches if at(first) < one.upper and one.lower <= at(last))
 
 
-@dataclass
-class _Share:
-    """The updates of one new shard in one stretch, read from all old shards: again each time it is iterated."""
+def _stretch(
+    reader: RenditionReader, old: RenditionRecord, first: int, last: int, deadline: Deadline
+) -> Iterator[pa.Table]:
+    """The updates of all old shards in one stretch."""
+    for handle in reader.shards_of(old):
+        seconds = deadline.remaining_s()
+        if first == 0:
+            with handle.snapshot(last, timeout=seconds, diff=True) as snapshot:
+                yield from (at_time(table, last) for table in snapshot.batches())
+        else:
+            with handle.changes(first - 1, last, timeout=seconds) as changes:
+                yield from map(integer_times, changes.batches())
 
-    _reader: RenditionReader
-    _old: RenditionRecord
-    _new: RenditionRecord
-    _index: int
-    _first: int
-    _last: int
-    _transform: Transform | None
-    _deadline: Deadline
-    _reading: Reading
 
-    def __iter__(self) -> Iterator[pa.Table]:
-        for handle in self._reader.shards_of(self._old):
-            seconds = self._deadline.remaining_s()
-            if self._first == 0:
-                with handle.snapshot(self._last, timeout=seconds, diff=True) as snapshot:
-                    yield from self._mine(at_time(table, self._last) for table in snapshot.batches())
-            else:
-                with handle.changes(self._first - 1, self._last, timeout=seconds) as changes:
-                    yield from self._mine(map(integer_times, changes.batches()))
-
-    def _mine(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        for table in tables:
-            self._reading.add(table.num_rows)
-            made = transformed(table, self._transform, self._new.columns)
-            share = routed(self._new, made)[self._index]
-            if share.num_rows:
-                yield share
+def _share(
+    new: RenditionRecord, index: int, tables: Iterator[pa.Table], transform: Transform | None, reading: Reading
+) -> Iterator[pa.Table]:
+    """What one new shard gets of them."""
+    for table in tables:
+        reading.add(table.num_rows)
+        share = routed(new, transformed(table, transform, new.columns))[index]
+        if share.num_rows:
+            yield share
 
 
 def transformed(table: pa.Table, transform: Transform | None, schema: Schema) -> pa.Table:
@@ -188,7 +177,7 @@ def transformed(table: pa.Table, transform: Transform | None, schema: Schema) ->
         found = made.column_names if isinstance(made, pa.Table) else type(made).__name__
         raise InvalidUsage(
             f"a transformation takes and returns a pyarrow.Table, and this rendition's has the columns {wanted}: got "
-            f"{found}. Nothing of this stretch was copied",
+            f"{found}. Nothing of this stretch was copied"
         )
     return made.select(wanted)
 
@@ -219,21 +208,16 @@ class Rebuild(Resource):
         self, reader: RenditionReader, old: RenditionRecord, new: RenditionRecord, transform: str | None, as_of: int
     ) -> None:
         self._reader, self._new, self._transform, self.as_of = reader, new, transform, as_of
-        self._held, self._writers, self._stages = ExitStack(), dict[int, WriteHandle](), dict[int, Stage]()
-        client = reader.client
-        try:
-            self._snapshots = [
-                self._held.enter_context(handle.snapshot(as_of, diff=True)) for handle in reader.shards_of(old)
-            ]
+        self._writers, self._stages, client = dict[int, WriteHandle](), dict[int, Stage](), reader.client
+        with ExitStack() as held:
+            self._snapshots = [held.enter_context(one.snapshot(as_of, diff=True)) for one in reader.shards_of(old)]
             for index, name in enumerate(new.names):
                 if client.machine(name).fetch().state.upper <= at(as_of):
                     write = self._writers[index] = client.open_writer(name, new.columns, layer=LAYER)
-                    self._held.callback(write.close)
+                    held.callback(write.close)
                     stage = self._stages[index] = write.stage()
-                    self._held.callback(stage.close)
-        except BaseException:
-            self._held.close()
-            raise
+                    held.callback(stage.close)
+            self._held = held.pop_all()
 
     @property
     def shards(self) -> int:
@@ -249,7 +233,7 @@ class Rebuild(Resource):
         """About `n` tasks, at least one an old shard. `here`: they are run in this process (`run_here`)."""
         total = max(1, self.size)
         tickets = tuple(
-            None if index not in self._stages else _ticket(self._stages[index], here=here)
+            None if here or index not in self._stages else self._stages[index].ticket
             for index in range(self._new.shards)
         )
         return [
@@ -336,21 +320,13 @@ def _loaded(name: str) -> Transform:
     return check_callable(found, "transform", "a pyarrow.Table")  # type: ignore[return-value]
 
 
-def _ticket(stage: Stage, *, here: bool) -> Ticket | None:
-    return None if here else stage.ticket
-
-
 def _run(work: Work, writes: Sequence[Write | None], blob: Blob | None) -> Copy:
     transform = None if work.transform is None else load_transform(work.transform)
     read, spreading = 0, Spreading(work.rendition, writes)
     with Spending() as spent:
-        for table in _rows(work.split, blob):
+        for table in work.split.batches(blob):
             read += table.num_rows
             made = transformed(at_time(table, 0), transform, work.rendition.columns)
             spreading.add(made.drop_columns([TIME]))
         staged = spreading.finish()
     return Copy(staged, read, spreading.written, spent.cost)
-
-
-def _rows(split: Split, blob: Blob | None) -> Iterator[pa.Table]:
-    return split.batches(blob) if blob is not None else split.batches()

@@ -1,4 +1,4 @@
-"""Making renditions of a collection, and giving them up."""
+"""Making renditions of a collection, changing their columns, and giving them up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from persist_lib.shard.admin import check_evolves
 
 
 class Making(Commanding):
-    """The calls that make a rendition and give one up."""
+    """The calls that make a rendition and give one up, and that change columns."""
 
     def make_rendition(
         self,
@@ -137,21 +137,13 @@ class Making(Commanding):
         """As `maintenance.tend`, with the timelines of tables."""
 
     def _rendition_of(self, description: Description, number: int) -> RenditionDescription:
-        for rendition in description.renditions:
-            if rendition.number == number:
-                return rendition
+        found = next((rendition for rendition in description.renditions if rendition.number == number), None)
+        if found is not None:
+            return found
         raise NotFound(
             f"collection {description.name!r} has no rendition {number} any more: it was made, and dropped since",
             collection=description.name, rendition=number,
         )  # fmt: skip
-
-
-def _unit(schema: Schema) -> str:
-    return "plain integers as times" if schema.times is None else f"times of a clock in {schema.times}"
-
-
-class Evolving(Commanding):
-    """The call that changes columns."""
 
     def evolve(
         self,
@@ -243,6 +235,10 @@ class Evolving(Commanding):
                 "or drop it, and add the columns then",
                 collection=collection.name, rendition=record.number,
             )  # fmt: skip
+
+
+def _unit(schema: Schema) -> str:
+    return "plain integers as times" if schema.times is None else f"times of a clock in {schema.times}"
 
 
 def _answer(found: dict[str, Any]) -> Evolved:

@@ -67,7 +67,9 @@ class KeepingDeletes(Commanding):
                 ended = msgspec.structs.replace(current, keep_deletes=None, v=OF_PLACES if current.epoch else VERSION)
                 asked = {**record.asked, "marks": had.marks}
                 return setting(ended), msgspec.structs.replace(record, asked=asked, pending=True, v=OF_DELETES)
-            check_carrier(current)
+            if not has_wal(current):
+                on = "a collection" if current.timeline is None else "a timeline without a WAL"
+                raise no_carrier(current.name, on)
             schema = describe(self.client, contents, current).schema
             if not schema.whole.all_plain:
                 raise InvalidUsage(
@@ -159,12 +161,6 @@ def check_columns(collection: CollectionRecord, marks: Schema, columns: Schema) 
             "set_keep_deletes(None), or drop the rendition",
             table=collection.name, column=kept.column,
         )  # fmt: skip
-
-
-def check_carrier(collection: CollectionRecord) -> None:
-    """Raise InvalidUsage unless a table can change together with its deleted keys."""
-    if not has_wal(collection):
-        raise no_carrier(collection.name, "a collection" if collection.timeline is None else "a timeline without a WAL")
 
 
 def no_carrier(name: str, kind: str) -> InvalidUsage:

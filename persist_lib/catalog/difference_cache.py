@@ -91,7 +91,6 @@ class Keeping:
         self._write.append_staged([*staged, self.stage.write(mark)])
 
     def close(self) -> None:
-        """Give up what was not committed. Idempotent."""
         self.stage.close()
         self._write.close()
 

@@ -16,8 +16,9 @@ import msgspec
 
 from persist_lib.catalog.adoption import adopt, claim_member, join
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, has_shard, setting, without
+from persist_lib.catalog.collection_status import timeline_of
 from persist_lib.catalog.evolution import add_columns, evolve, evolving, older_columns
-from persist_lib.catalog.metadata_shard import append_once, at_once, out_of_time
+from persist_lib.catalog.metadata_shard import append_once, at_once
 from persist_lib.catalog.records import HOLD, LAYER, OF_PLACES, CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, handed_over_at, is_copied, row_of, schema_for
 from persist_lib.catalog.wal import DROPPED, HANDED_OVER, append_of, has_wal, mark, wal_shard
@@ -90,7 +91,6 @@ def settle(catalog: Catalog, command: CommandRecord, deadline: Deadline) -> Comm
 
 
 def _make(client: Client, contents: Contents, *collections: CollectionRecord) -> None:
-    """Make the first renditions of collections, and their rendition shards."""
     for one in collections:
         make_shards(client, contents.renditions[(one.id, 1)])
         begin(client, one, contents.renditions[(one.id, 1)])
@@ -159,7 +159,6 @@ def _done(
 
 
 def _joined(collection: CollectionRecord, command: CommandRecord) -> CollectionRecord:
-    """What a collection is once it has joined the timeline."""
     return msgspec.structs.replace(
         collection, kind="table", timeline=command.asked["timeline"], epoch=collection.epoch + 1, v=OF_PLACES
     )
@@ -316,7 +315,11 @@ def hand_over(
             ]
             try:
                 if has_wal(collection):
-                    append_with_wal(catalog.client, collection, Append(write, rows, lower, start + 1), wal, start)
+                    # The upper of its WAL moves past it in one transaction: it is read up to that, whatever is promised
+                    with catalog.client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as log:
+                        marking = append_of(log, collection, at(wal), start)
+                        together = [Append(write, rows, lower, start + 1), marking]
+                        catalog.client.compare_and_append_many(together)
                 else:
                     append_once(write, rows, lower, start + 1, deadline)
             except (UpperMismatch, Indeterminate) as error:
@@ -326,16 +329,7 @@ def hand_over(
             else:
                 return start
             if deadline.has_passed():
-                raise out_of_time(f"collection {collection.name!r}", deadline, f"others were first {races} times")
-
-
-def append_with_wal(client: Client, collection: CollectionRecord, append: Append, lower: int, time: int) -> None:
-    """Append a table's handover, and move the upper of its WAL past it, in one transaction.
-
-    A table is read up to its WAL's upper, whatever is promised. So no handover may be before that.
-    """
-    with client.open_writer(wal_shard(str(collection.timeline)), WAL, layer=LAYER) as write:
-        client.compare_and_append_many([append, append_of(write, collection, at(lower), time)])
+                raise deadline.gave_up(f"collection {collection.name!r}", f"as others were first {races} times")
 
 
 def wal_upper(client: Client, collection: CollectionRecord) -> int:
@@ -358,8 +352,7 @@ def close(
     if old is None or old.mode != "compare_and_append" or command.asked["at"] is not None:
         return
     if old.copies is not None:
-        timeline = Renditions(client, collection.shard, old.columns.times, collection.name).fetch()
-        began = handed_over_at(timeline, old)
+        began = handed_over_at(timeline_of(client, collection, old), old)
         if began is not None and not is_copied(client, old, began):
             return
     for name in old.names:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from persist_lib.catalog.catalog import Contents
-from persist_lib.catalog.metadata_shard import at_once, out_of_time
+from persist_lib.catalog.metadata_shard import at_once
 from persist_lib.catalog.records import LAYER, CollectionRecord, CommandRecord, RenditionRecord, schema_of
 from persist_lib.catalog.wal import EVOLVED, append_of, has_wal, wal_shard
 from persist_lib.catalog.wal import SCHEMA as WAL
@@ -15,12 +15,7 @@ from persist_lib.client import Client
 from persist_lib.core import commands as c
 from persist_lib.core.formats import MEMBERS, least_to_follow
 from persist_lib.core.state import State
-from persist_lib.errors import (
-    Indeterminate,
-    SchemaMismatch,
-    ShardFinished,
-    UpperMismatch,
-)
+from persist_lib.errors import Indeterminate, SchemaMismatch, ShardFinished, UpperMismatch
 from persist_lib.relation.writer import append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
@@ -130,7 +125,7 @@ def _evolve_with_wal(
             if not lacking:
                 return
             if deadline.has_passed():
-                raise out_of_time(f"table {collection.name!r}", deadline, "others always changed it first")
+                raise deadline.gave_up(f"table {collection.name!r}", "as others always changed it first")
             lower = write.fetch_upper()
             marking = append_of(write, collection, lower, lower.time or 0, EVOLVED)
             beside = [Wanted(client.machine(name), partial(add, name)) for name in lacking]

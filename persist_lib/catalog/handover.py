@@ -18,7 +18,7 @@ from persist_lib.catalog.comparing import Comparison, compare_renditions
 from persist_lib.catalog.copies import Copied, Progress, Reading, Rebuild, Transform, begin, copy_step
 from persist_lib.catalog.describe import HandoverPlan
 from persist_lib.catalog.effects import handover_time, wal_upper
-from persist_lib.catalog.metadata_shard import out_of_time, states_of
+from persist_lib.catalog.metadata_shard import states_of
 from persist_lib.catalog.reader import RenditionReader
 from persist_lib.catalog.records import CollectionRecord, CommandRecord, RenditionRecord
 from persist_lib.catalog.renditions import Renditions, Timeline, is_copied, meet, upper_of
@@ -34,8 +34,8 @@ PAUSE_S = 0.05
 """Between two looks at what there is to copy."""
 
 
-class Filling(Commanding):
-    """The calls that bring a rendition up to the one that it is to follow, and compare the two."""
+class Handovers(Commanding):
+    """The calls that bring a rendition up to the one that it is to follow, compare the two, and hand over."""
 
     def copy_rendition(
         self,
@@ -67,7 +67,7 @@ class Filling(Commanding):
                 if copied.is_complete or (not to_end and copied.goal <= copied.upper):
                     return copied
                 if deadline.has_passed():
-                    raise out_of_time(f"collection {name!r}", deadline, f"the copy is at {copied.upper}")
+                    raise deadline.gave_up(f"collection {name!r}", f"as the copy is at {copied.upper}")
                 if copied.goal <= copied.upper:
                     deadline.pause(PAUSE_S)
 
@@ -154,16 +154,6 @@ class Filling(Commanding):
             )  # fmt: skip
         return self._of(contents, collection, new.copies), new, collection
 
-
-def check_transform(transform: object) -> None:
-    """Raise InvalidUsage for what is no function."""
-    if transform is not None and not callable(transform):
-        raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")
-
-
-class Handovers(Filling):
-    """The calls that hand over, and say beforehand what that would do."""
-
     @abstractmethod
     def _apply_wal(self, timeline: str, timeout: float) -> None:
         """Copy what is in the WAL of a timeline to its tables."""
@@ -214,11 +204,8 @@ class Handovers(Filling):
         asked = {"name": name, "rendition": rendition, "at": start}
         record = self._command("hand over", collection.id, asked, intent, command, timeout)
         if record.refused:
-            raise HandoverRefused(
-                f"collection {name!r}: rendition {rendition} was not handed over to: {record.refused}. Nothing was "
-                "changed",
-                collection=name, rendition=rendition,
-            )  # fmt: skip
+            why = f"rendition {rendition} was not handed over to: {record.refused}. Nothing was changed"
+            raise _refused(name, why, rendition=rendition)
         time = int(record.answer["at"])
         if advance:
             self._advance(collection, rendition, time, transform, deadline)
@@ -259,11 +246,9 @@ class Handovers(Filling):
         show = new.columns.show
         timeline = timeline_of(self.client, collection, new)
         if timeline.last.rendition.number == rendition:
-            raise HandoverRefused(
-                f"collection {name!r}: rendition {rendition} is the collection already, since "
-                f"{show(timeline.last.start)}. Nothing was changed",
-                collection=name, rendition=rendition,
-            )  # fmt: skip
+            since = show(timeline.last.start)
+            why = f"rendition {rendition} is the collection already, since {since}. Nothing was changed"
+            raise _refused(name, why, rendition=rendition)
         time = handover_time(timeline, start, wal_upper(self.client, collection))
         self._check_time(name, new, timeline, time)
         self._check_copy(name, new, timeline)
@@ -312,11 +297,9 @@ class Handovers(Filling):
     def _check_time(self, name: str, new: RenditionRecord, timeline: Timeline, time: int) -> None:
         show, earliest = new.columns.show, at(handover_time(timeline, None))
         if at(time) < earliest:
-            raise HandoverRefused(
-                f"collection {name!r}: the time {show(time)} is promised already: readers have relied on what is the "
-                f"collection then. The earliest time is {show(earliest)}. Nothing was changed",
-                collection=name, at=time, earliest=earliest,
-            )  # fmt: skip
+            why = f"the time {show(time)} is promised already: readers have relied on what is the collection then"
+            why = f"{why}. The earliest time is {show(earliest)}. Nothing was changed"
+            raise _refused(name, why, at=time, earliest=earliest)
         if time >= MAX_TIME:
             raise InvalidUsage(f"a handover must be before the end of all times: got {time}", at=time)
 
@@ -341,10 +324,8 @@ class Handovers(Filling):
                 f"{new.columns.show(timeline.last.start)} rendition {timeline.last.rendition.number} is the collection"
             )
         if why:
-            raise HandoverRefused(
-                f"collection {name!r}: {why}. Nothing was changed; make a new rendition with copy=True",
-                collection=name, rendition=new.number,
-            )  # fmt: skip
+            why = f"{why}. Nothing was changed; make a new rendition with copy=True"
+            raise _refused(name, why, rendition=new.number)
 
     def _check_reach(self, name: str, new: RenditionRecord, time: int, slack: int, *, force: bool) -> None:
         show = new.columns.show
@@ -362,3 +343,13 @@ class Handovers(Filling):
                 f"wait for it at {show(time)}. Nothing was changed; write it further, or say force=True",
                 collection=name, at=time, upper=upper,
             )  # fmt: skip
+
+
+def _refused(name: str, why: str, **fields: object) -> HandoverRefused:
+    return HandoverRefused(f"collection {name!r}: {why}", collection=name, **fields)
+
+
+def check_transform(transform: object) -> None:
+    """Raise InvalidUsage for what is no function."""
+    if transform is not None and not callable(transform):
+        raise InvalidUsage(f"transform must be a function of a pyarrow.Table: got {shown(transform)}")

@@ -6,29 +6,21 @@ can be read any more, and a dropped collection when it has no reader and no hold
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from persist_lib.catalog.catalog import Catalog, Changes, Contents, setting, without
-from persist_lib.catalog.collection_status import expiry_steps, holders
+from persist_lib.catalog.collection_status import expiry_steps, holders, timeline_of
 from persist_lib.catalog.copies import HOLDS, hold_name
 from persist_lib.catalog.describe import Do, Step, Tended
 from persist_lib.catalog.effects import is_held_back, settle
 from persist_lib.catalog.publications import publication_steps
 from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord, RenditionRecord, TimelineRecord
-from persist_lib.catalog.renditions import (
-    Renditions,
-    Timeline,
-    handed_over_at,
-    is_copied,
-    meet,
-    schema_for,
-    upper_of,
-)
+from persist_lib.catalog.renditions import Timeline, handed_over_at, is_copied, meet, schema_for, upper_of
 from persist_lib.core.holds import newest_time
 from persist_lib.core.plan.retention import distance_of
 from persist_lib.core.state import NAMED, State
@@ -42,12 +34,8 @@ GIVES_UP = frozenset({"move hold", "close", "release", "finish", "forget"})
 UNPLANNED = "a person decides, by a plan"
 
 
-class TimelineSteps(Protocol):
-    """What there is to do for the table with this id, or for all tables of a timeline and its WAL; and how to do it."""
-
-    def __call__(
-        self, catalog: Catalog, record: TimelineRecord, deadline: Deadline, *, only: str | None, dry_run: bool
-    ) -> Generator[tuple[Step, Do], None, None]: ...
+TimelineSteps = Callable[..., Generator[tuple[Step, Do], None, None]]
+"""`wal_truncation.timeline_steps`, as tables stand on collections."""
 
 
 class Asking(NamedTuple):
@@ -121,7 +109,6 @@ def tend(
 
 
 def _taken(step: Step, do: Do) -> Step:
-    """Take a step. One that is paused waits."""
     try:
         do()
     except Paused as paused:
@@ -316,16 +303,12 @@ class _Tending:
             if record.state == "live" and _is_over(record, timeline):
                 show = record.columns.show
                 reason = f"the collection can only be read from {show(timeline.since)} on, and this ended before"
-                yield (
-                    self._step("close", f"rendition {record.number}", reason),
-                    partial(self._mark, record),
-                )
+                yield (self._step("close", f"rendition {record.number}", reason), partial(self._mark, record))
                 yield from self._finish(record)
             elif record.state == "dropping":
                 yield from self._finish(record)
 
     def _mark(self, record: RenditionRecord) -> None:
-        """Say in the catalog that the rendition goes; unless a command is about to hand over to it again."""
 
         def decide(contents: Contents) -> tuple[Changes, None]:
             current = contents.renditions.get((record.collection, record.number))
@@ -402,8 +385,7 @@ class _Tending:
             write.advance_upper(upper)
 
     def _timeline(self, renditions: list[RenditionRecord]) -> Timeline:
-        unit = renditions[0].columns.times
-        return Renditions(self._client, self._collection.shard, unit, self._collection.name).fetch()
+        return timeline_of(self._client, self._collection, renditions[0])
 
     def _state(self, name: str) -> State | None:
         version = self._client.machine(name).try_fetch()

@@ -13,13 +13,7 @@ from typing import Any, TypeVar
 from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.core.state import State
-from persist_lib.errors import (
-    HoldConflict,
-    ShardFinished,
-    StillRead,
-    TimedOut,
-    UpperMismatch,
-)
+from persist_lib.errors import HoldConflict, ShardFinished, StillRead, UpperMismatch
 from persist_lib.frontier import at
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.registration import next_time
@@ -61,12 +55,11 @@ class Bodies:
                     append_once(write, [{**row, TIME: time} for row in rows], upper, time + 1, deadline)
                 except UpperMismatch:
                     if deadline.has_passed():
-                        raise out_of_time(self._what, deadline, "others were first") from None
+                        raise deadline.gave_up(self._what, "as others were first") from None
                 else:
                     return
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -114,15 +107,6 @@ def append_once(write: WriteHandle, rows: list[dict[str, object]], lower: int, u
     until_decided(
         lambda _: write.compare_and_append(rows, lower, upper, timeout=deadline.left_s(), token=token), deadline
     )
-
-
-def out_of_time(what: str, deadline: Deadline, why: str, **fields: object) -> TimedOut:
-    """The error for a call that did nothing before its deadline."""
-    return TimedOut(
-        f"{what}: gave up after {deadline.timeout_s:g} s, as {why}. Nothing was changed; try again, or with a longer "
-        "timeout",
-        timeout_s=deadline.timeout_s, **fields,
-    )  # fmt: skip
 
 
 THREADS = 16

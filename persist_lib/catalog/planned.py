@@ -7,24 +7,18 @@ give nothing up, and readers wait for them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from persist_lib.arguments import shown
 from persist_lib.catalog.describe import Tended
 from persist_lib.core.plan.written import COLLECTIONS, Step
 from persist_lib.errors import InvalidUsage, PlanMoved
 
-
-class Tending(Protocol):
-    """The duty of collections, as the controller does it."""
-
-    def tend(
-        self, name: str | None = None, *, dry_run: bool = False, planned: Sequence[Step] | None = None,
-        timeout: float | None = None,
-    ) -> Tended: ...  # fmt: skip
+if TYPE_CHECKING:
+    from persist_lib.catalog.controller import Controller
 
 
-def plan(controller: Tending, name: str | None, timeout: float | None) -> tuple[Step, ...]:
+def plan(controller: Controller, name: str | None, timeout: float | None) -> tuple[Step, ...]:
     """The steps of a collection, or of all, that would give something up now. Changes nothing."""
     return steps_of(controller.tend(name, dry_run=True, timeout=timeout))
 
@@ -43,7 +37,7 @@ def steps_of(found: Tended) -> tuple[Step, ...]:
     )
 
 
-def apply(controller: Tending, steps: Sequence[Step], timeout: float | None) -> Tended:
+def apply(controller: Controller, steps: Sequence[Step], timeout: float | None) -> Tended:
     """Take exactly these steps, and those that give nothing up; or raise PlanMoved, and take none.
 
     Each is compared with what would be done just before it is taken. So a rival in between makes that fewer are taken,

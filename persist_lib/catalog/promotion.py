@@ -128,7 +128,6 @@ class Promoting(Making):
     def _join(
         self, found: CollectionRecord, timeline: str, make: bool, command: str | None, timeout: float | None
     ) -> Description:
-        """Let a collection join a timeline as a table, in place."""
 
         def intent(contents: Contents, record: CommandRecord) -> tuple[Changes, CommandRecord]:
             current = contents.collections[found.id]

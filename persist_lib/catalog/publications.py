@@ -70,14 +70,10 @@ def shards_of(
     machines = _machines(client, contents, collection)
     folder = collection.id
     for machine in machines:
-        folder = folders_of(machine.state, machine.shard).get(_pin_in(machine, format_), folder)
+        pin = next((name for name in sorted(machine.state.pins) if format_of(name) == format_), "")
+        folder = folders_of(machine.state, machine.shard).get(pin, folder)
     now = tuple(one for one in machines if one.shard in rendition.names)
     return Shards(collection.name, folder, now, tuple(one for one in machines if one not in now))
-
-
-def _pin_in(machine: Machine, format_: str) -> str:
-    """What the pin of the one publication in this format is called in a shard; empty for a shard without one."""
-    return next((name for name in sorted(machine.state.pins) if format_of(name) == format_), "")
 
 
 def _machines(client: Client, contents: Contents, collection: CollectionRecord) -> list[Machine]:

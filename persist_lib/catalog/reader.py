@@ -30,20 +30,12 @@ from persist_lib.catalog.renditions import (
 )
 from persist_lib.catalog.writer import CollectionWriter, append_on
 from persist_lib.client import Client, for_layers
-from persist_lib.errors import (
-    LeaseExpired,
-    NotAllowed,
-    NotFound,
-    ShardFinished,
-    TimedOut,
-    UpperMismatch,
-)
+from persist_lib.errors import LeaseExpired, NotAllowed, NotFound, ShardFinished, TimedOut, UpperMismatch
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
 from persist_lib.location.wrap.spending import Spending
-from persist_lib.relation.base_reader import Reader
 from persist_lib.relation.held import Named, kept_of
-from persist_lib.relation.reader import ReadHandle
+from persist_lib.relation.reader import Reader, ReadHandle
 from persist_lib.relation.reader_lease import Kept, too_early
 from persist_lib.relation.registration import format_token
 from persist_lib.relation.restore import time_passed
@@ -106,11 +98,12 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
     ) -> None:  # fmt: skip
         self.client, self.collection = for_layers(client).in_epoch(collection.epoch), collection
         self._owner = owner
-        self.named, self.around, self.read_only = Named(collection.kind, collection.name), client, client.read_only
+        self.named, self.read_only = Named(collection.kind, collection.name), client.read_only
         self._is_leased = is_leased
         self._columns_from = 0
         """From when on the collection has the columns of this reader, if it was opened without any."""
         self._holder = self._open(collection.shard, schema_for(unit))
+        self.around = self._holder.machine
         self._renditions = Renditions(client, collection.shard, unit, collection.name, self._holder)
         self._kept = CollectionLease(self.named, self._holder)
         self._promiser: WriteHandle | None = None
@@ -181,7 +174,6 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
     def listen(
         self, as_of: TimeLike | None, *, until: object = TOP, timeout: float | None = None, replace: bool = False
     ) -> CollectionListen:
-        """See `CollectionReader.listen`."""
         times = self._times()
         start, end = times.start(as_of), times.frontier(until, "until")
         timeout = None if timeout is None else parse_seconds(timeout)
@@ -200,7 +192,6 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         return CollectionListen(reader, start, end, timeout, replace=replace)
 
     def leave(self, rendition: RenditionRecord) -> None:
-        """Close the readers of a rendition's shards."""
         for handle in self._kept.shards.pop(rendition.number, []):
             handle.close()
 
@@ -303,7 +294,6 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
                     yield at_time(table, time)
 
     def adopt(self, span: Span) -> None:
-        """Read in the columns of a span's rendition from now on."""
         self.schema = self.shards_of(span.rendition)[0].schema
 
     def adopt_at(self, as_of: TimeLike) -> None:

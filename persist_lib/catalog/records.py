@@ -77,11 +77,6 @@ def member_of(collection: str, epoch: int = 0) -> str:
     return f"{collection}/{epoch}"
 
 
-def kept_shard(collection: str, rendition: int) -> str:
-    """The shard with kept differences between a rendition and those that may follow it."""
-    return f"{collection}.r{rendition}.kept"
-
-
 VERSION, OF_PLACES, OF_DELETES, OF_TABLES, OF_INDEXES, OF_JOINED, OF_TOPICS = 1, 2, 3, 4, 5, 6, 7
 """The version of records, and those of what a release before promotions, kept deletes, sources of several tables and of
 tables without a key, of tables whose key is an index, of tables that came later, or of an output for each topic, must
@@ -139,13 +134,12 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def names(self) -> list[str]:
-        """The names of its shards."""
         return list(self.places) or [data_shard(self.collection, self.number, index) for index in range(self.shards)]
 
     @property
     def kept(self) -> str:
         """The name of the shard with kept differences between it and others; it may not be there."""
-        return kept_shard(self.collection, self.number)
+        return f"{self.collection}.r{self.number}.kept"
 
     @property
     def every(self) -> list[str]:
@@ -154,7 +148,6 @@ class RenditionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def columns(self) -> Schema:
-        """Its schema."""
         return schema_of(self.schema)
 
 
@@ -187,7 +180,6 @@ class CollectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def shard(self) -> str:
-        """Its rendition shard."""
         return rendition_shard(self.id)
 
     @property

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +96,6 @@ class Timeline(NamedTuple):
 
     @property
     def last(self) -> Span:
-        """The newest span."""
         return self.spans[-1]
 
     def over(self, lower: int, upper: int | None) -> list[tuple[int, int | None, Span]]:
@@ -151,7 +151,6 @@ class Renditions:
                 return known
 
     def dropped(self) -> NotFound:
-        """The error for a collection that is not there any more."""
         return NotFound(
             f"collection {self._name!r} was dropped; nothing of it can be read any more", collection=self._name
         )
@@ -172,20 +171,16 @@ class Renditions:
         return Timeline(since, upper, spans)
 
 
-def _in_order(row: dict[str, object]) -> tuple[int, int]:
-    return int(str(row[TIME])), int(str(row[DIFF]))
-
-
-def _spans(rows: list[dict[str, object]], name: str) -> tuple[Span, ...]:
+def _spans(rows: list[dict[str, Any]], name: str) -> tuple[Span, ...]:
     began: list[tuple[int, RenditionRecord, str]] = []
     ended: dict[tuple[object, object], int] = {}
-    for row in sorted(rows, key=_in_order):
+    for row in sorted(rows, key=itemgetter(TIME, DIFF)):
         time, diff, handed = row[TIME], row[DIFF], (row["rendition"], row["command"])
         if diff == 1:
             where = f"rendition {row['rendition']} of collection {name!r}"
-            began.append((time, decode(RenditionRecord, str(row["body"]), where), str(row["command"])))  # type: ignore[arg-type]
+            began.append((time, decode(RenditionRecord, str(row["body"]), where), str(row["command"])))
         else:
-            ended[handed] = time  # type: ignore[assignment]
+            ended[handed] = time
     spans = []
     for index, (time, record, command) in enumerate(began):
         end = ended.get((record.number, command))

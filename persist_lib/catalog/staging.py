@@ -27,14 +27,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.cost import Cost
 from persist_lib.core.outcomes import staged_before
 from persist_lib.core.state import Outcome
-from persist_lib.errors import (
-    InvalidUsage,
-    LeaseExpired,
-    Missing,
-    NotFound,
-    ShardFinished,
-    UpperMismatch,
-)
+from persist_lib.errors import InvalidUsage, LeaseExpired, Missing, NotFound, ShardFinished, UpperMismatch
 from persist_lib.frontier import Antichain, at
 from persist_lib.ids import SeqNo
 from persist_lib.relation.stage import LEASE_S, Stage, Staged, Ticket, can_append, parse_staged, token_of

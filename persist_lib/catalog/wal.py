@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.catalog.records import HOLD, LAYER, CollectionRecord
 from persist_lib.client import Client
 from persist_lib.errors import HoldConflict, Indeterminate, InvalidUsage, ShardFinished, SinceViolation, UpperMismatch
@@ -71,7 +70,7 @@ def mark(client: Client, collection: CollectionRecord, what: int, deadline: Dead
                 write.compare_and_append([mark_of(collection.id, what, time)], time, time + 1)
             except (UpperMismatch, Indeterminate):  # twice does no harm
                 if deadline.has_passed():
-                    raise out_of_time(f"table {collection.name!r}", deadline, "others committed first") from None
+                    raise deadline.gave_up(f"table {collection.name!r}", "as others committed first") from None
             else:
                 return time
 

@@ -13,7 +13,7 @@ from persist_lib.catalog.renditions import Renditions, Span, Timeline, meet, upp
 from persist_lib.catalog.wal import has_wal
 from persist_lib.client import Client, for_layers
 from persist_lib.core.cost import Cost
-from persist_lib.errors import InvalidUsage, SchemaMismatch, TimedOut, UpperMismatch
+from persist_lib.errors import InvalidUsage, SchemaMismatch, UpperMismatch
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import parse_producer
 from persist_lib.relation.appends import Batching
@@ -21,7 +21,7 @@ from persist_lib.relation.verbs import Verbs
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.schemas import known_schema
+from persist_lib.shard.admin import known_schema
 from persist_lib.times import PER_SECOND, Unit
 
 PAUSE_S = 0.05
@@ -97,7 +97,6 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         return upper_of(self.client, self._timeline()) if kept is None else kept[1]
 
     def _place(self, name: str) -> WriteHandle:
-        """This writer's handle of one shard."""
         self._check_open()
         if name not in self._writers:
             is_data = name != self.collection.shard
@@ -149,7 +148,9 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
                     return None
                 if (known := min(uppers)) >= timeline.upper:
                     continue
-                if _is_promised(timeline, span, upper := known if is_likely else meet(self.client, names)):
+                upper = known if is_likely else meet(self.client, names)
+                # The span covers the times that come next, and no handover can change that.
+                if upper.time is not None and span.covers(upper.time) and upper < timeline.upper:
                     return Active(timeline, span), upper
         return None
 
@@ -234,24 +235,12 @@ class Writing(Verbs[pa.Table, Active, Written, Written]):
         if deadline.has_passed():
             raise self._out_of_time(deadline, why)
 
-    def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
-        return TimedOut(
-            f"collection {self.name!r}: gave up after {deadline.timeout_s:g} s, as {why}. This call wrote nothing; "
-            "try again, or with a longer timeout",
-            timeout_s=deadline.timeout_s, collection=self.name,
-        )  # fmt: skip
-
 
 def slack_of(collection: CollectionRecord, schema: Schema) -> int:
     """How far writers promise ahead of their data, in times of the collection: 0 where these are no clock."""
     if schema.times is None or collection.kind != "collection":
         return 0
     return SLACK_S * PER_SECOND[schema.times]
-
-
-def _is_promised(timeline: Timeline, span: Span, upper: Antichain) -> bool:
-    """Whether the span covers the times from `upper` on that come next, and no handover can change that."""
-    return upper.time is not None and span.covers(upper.time) and upper < timeline.upper
 
 
 def _has_transactions(client: Client) -> bool:

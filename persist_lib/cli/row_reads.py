@@ -71,7 +71,7 @@ class Printing(NamedTuple):
             raise InvalidUsage("Parquet can only be written to a file: name it with -o FILE")
         return form
 
-    def rows(self, session: Session, head: dict[str, Any], found: Rows | _InMemory) -> int:
+    def rows(self, session: Session, head: dict[str, Any], found: Rows[Any] | _InMemory) -> int:
         """Print rows, and return their number. JSON begins with the fields of `head`."""
         from persist_lib.relation.conversions import Doors, schema_of
 

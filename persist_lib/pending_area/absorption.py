@@ -112,10 +112,8 @@ class Committer:
         """
         machine, registration = self._machine, self._registration
         deadline = machine.runtime.deadline(machine.config.timeout_s)
-        builder = Builder(
-            machine.shard, lambda: registration.register(deadline), self._schemas[-1], len(self._schemas) - 1,
-            machine.blob, machine.config, machine.runtime, deadline,
-        )  # fmt: skip
+        upload, schema_id = partial(registration.register, deadline), len(self._schemas) - 1
+        builder = Builder(machine, upload, self._schemas[-1], schema_id, deadline)
         built = self._adopted(piece) if piece[0].is_adopted else self._rewritten(builder, piece, deadline)
         token = machine.runtime.token()
         while True:

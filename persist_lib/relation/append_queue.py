@@ -83,16 +83,13 @@ class Outbox:
         self._worker: int | None = None  # the working thread; it sets this itself
         self._is_ending = False
 
-    def accept(self, pending: Pending, send: Send, *, block: bool) -> AppendFuture:
-        """Accept an append once there is room. Raises NotSent, BufferFull or TimedOut when it was not accepted."""
-        return self.accept_made(lambda: pending, pending.size, pending.deadline, send, block=block)
-
-    def accept_made(
+    def accept(
         self, make: Callable[[], Pending], size: int, deadline: Deadline, send: Send, *, block: bool
     ) -> AppendFuture:
-        """The same of an append of `size` bytes that is made when it is accepted, so that no other comes in between.
+        """Accept an append of `size` bytes once there is room. It is made then, so that no other comes in between.
 
-        Raises what `make` raises, too. It waits for nothing, and calls nothing of this.
+        Raises NotSent, BufferFull or TimedOut when it was not accepted, and what `make` raises, which waits for
+        nothing, and calls nothing of this.
         """
         if self.is_here():
             self._drain()
@@ -137,7 +134,6 @@ class Outbox:
                 )  # fmt: skip
 
     def mute(self) -> None:
-        """Stop reporting failures."""
         self._is_muted = True
 
     def raise_failure(self, error_of: Callable[[BaseException], BaseException] | None = None) -> None:
@@ -160,11 +156,22 @@ class Outbox:
         except TimedOut:
             with self._mutex:
                 left = self._take_all()
-                error = self._given_up(len(left), deadline)
+                error = TimedOut(
+                    f"{self._what}: this writer was closed, and {len(left)} appends that it had accepted were not sent "
+                    f"in {deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them "
+                    "again. The appends that were being sent were waited for, and their futures say how they ended",
+                    shard=self._shard, timeout_s=deadline.timeout_s,
+                )  # fmt: skip
                 if left:
                     self._failure = Failure(error, tuple(queued.pending.future for queued in left))
             for queued in left:
-                queued.pending.future.fail(self._never_sent(error))
+                unsent = NotSent(
+                    f"{self._what}: nothing of this was written, as its writer was closed before its turn came. "
+                    "Append it again, once you know what became of those before it",
+                    shard=self._shard, earlier=copied(error),
+                )  # fmt: skip
+                unsent.__cause__ = error
+                queued.pending.future.fail(unsent)
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
@@ -386,7 +393,6 @@ class Outbox:
         self._bell.ring()
 
     def _take_all(self) -> list[_Queued]:
-        """Empty the queue, and return what was in it."""
         left = list(self._queue)
         if left:
             self._taken = left[-1][2:]
@@ -399,32 +405,15 @@ class Outbox:
             error.__cause__ = why if isinstance(why, BaseException) else None
             queued.pending.future.fail(error)
 
-    def _given_up(self, count: int, deadline: Deadline) -> TimedOut:
-        return TimedOut(
-            f"{self._what}: this writer was closed, and {count} appends that it had accepted were not sent in "
-            f"{deadline.timeout_s:g} s. Nothing of those was written, and nothing will be: append them again. "
-            "The appends that were being sent were waited for, and their futures say how they ended",
-            shard=self._shard, timeout_s=deadline.timeout_s,
-        )  # fmt: skip
-
-    def _never_sent(self, why: TimedOut) -> NotSent:
-        error = NotSent(
-            f"{self._what}: nothing of this was written, as its writer was closed before its turn came. "
-            "Append it again, once you know what became of those before it",
-            shard=self._shard, earlier=copied(why),
-        )  # fmt: skip
-        error.__cause__ = why
-        return error
-
     def _not_sent(self, why: object) -> NotSent:
-        return not_sent(self._shard, why, self._what)
+        return _not_sent(self._shard, why, self._what)
 
 
-def not_sent(shard: str, why: object, what: str = "") -> NotSent:
-    """The error for an append behind one that failed. `what` is whose append it is in the message, if not a shard's."""
+def _not_sent(shard: str, why: object, what: str) -> NotSent:
+    """The error for an append behind one that failed."""
     return NotSent(
-        f"{what or f'shard {shard}'}: nothing of this was written, as an append that this handle accepted earlier "
-        f"failed: {why}. Decide what to do about that one first",
+        f"{what}: nothing of this was written, as an append that this handle accepted earlier failed: {why}. Decide "
+        "what to do about that one first",
         shard=shard, earlier=copied(why) if isinstance(why, BaseException) else None,
     )  # fmt: skip
 
@@ -438,6 +427,6 @@ def one_by_one(
         try:
             answers += send(pending)
         except PersistError as error:
-            behind = not_sent(shard, error, what)
+            behind = _not_sent(shard, error, what)
             return [*answers, error, *(copied(behind) for _ in batch[len(answers) + 1 :])]
     return answers

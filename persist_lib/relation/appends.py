@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.threads import Future
 from persist_lib.schema.schema import DIFF, TIME, Schema
 
+T = TypeVar("T")
 ROOM_BYTES = 1024
 """What an append counts for beside its data, so that the number of empty appends in the buffer is limited too."""
 
@@ -88,22 +90,19 @@ class AppendFuture(Future[Appended]):
         self.is_told = False
 
     def result(self, timeout: float | None = None) -> Appended:
-        try:
-            answer = super().result(timeout)
-        except Exception:
-            self.is_told = self.done()
-            raise
-        self.is_told = True
-        return answer
+        return self._telling(super().result, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self._telling(super().exception, timeout)
+
+    def _telling(self, look: Callable[[float | None], T], timeout: float | None) -> T:
         try:
-            error = super().exception(timeout)
+            found = look(timeout)
         except Exception:
             self.is_told = self.done()
             raise
         self.is_told = True
-        return error
+        return found
 
     def fail(self, error: BaseException) -> None:
         """Fail it with a copy of `error`, unless it was cancelled before it was sent."""

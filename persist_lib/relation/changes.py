@@ -18,7 +18,8 @@ from persist_lib.frontier import MAX_TIME
 from persist_lib.kernel.merge import WINDOW_BYTES, merge_runs
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.contents import may_be_split
-from persist_lib.relation.held import Held, Named, Part, Place
+from persist_lib.relation.conversions import Doors
+from persist_lib.relation.held import Named, Part, Place, resuming
 from persist_lib.relation.projection import by_key
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.schema import Schema
@@ -37,7 +38,7 @@ class UpdatesPart(Part):
         """Tables of `schema.updates`. What `where` does not keep may be among them."""
 
 
-class Changes(Held[UpdatesPart]):
+class Changes(Doors[UpdatesPart]):
     """The updates with times in `(from_, to]`. Its tables have the columns, `_time` and `_diff`.
 
     Of a shard, each data and time is there once, in the order of data and time. Of a collection they come rendition by
@@ -98,7 +99,7 @@ class PlaceUpdates(Place, UpdatesPart):
         self._from, self._to = from_, to
 
     def updates(self, where: Where | None = None) -> Iterator[pa.Table]:
-        return self.resuming(partial(self._stream, where))
+        return resuming(partial(self._stream, where), self.look_again)
 
     def _stream(self, where: Where | None) -> Iterator[pa.Table]:
         machine, schema, state = self.handle.machine, self.schema, self.state

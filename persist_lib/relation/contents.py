@@ -66,7 +66,7 @@ def stream(stored: Stored, inputs: Sequence[TaskInput], merge_bytes: int, pool: 
     found = gather_contents(stored, others, merge_bytes // SHARE, pool)()
     form = Form.whole(stored.schema, base)
     read: Iterator[pa.Table] = chain.from_iterable(stored.streams(base))
-    finished = map(form.finish, read) if form.times else map(_timeless, read)
+    finished = map(form.finish, read) if form.times else (table.drop_columns([TIME]) for table in read)
     tables = starmap(partial(met, stored.schema), _meetings(stored, form, finished, found, merge_bytes))
     return (piece for table in tables for piece in pieces(table, WINDOW_BYTES))
 
@@ -106,8 +106,7 @@ def projected_at_once(
 def _begun(
     stored: Stored, base: Sequence[TaskInput], others: Sequence[TaskInput], form: Form, merge_bytes: int, pool: Executor
 ) -> tuple[Iterator[pa.Table], Gathered]:
-    """The base, finished, and the others. The pool decodes the first of the base while the others are put in order."""
-    narrow = None if form.schema is stored.schema else form
+    narrow = None if form.schema is stored.schema else form[:3]
     found = gather_contents(stored, others, merge_bytes, pool, narrow)
     read = [read_groups(stored, run, form.columns, form.finish, pool, times=form.times) for run in base]
     return chain.from_iterable(read), found()
@@ -174,10 +173,6 @@ def _timed(contents: Iterable[pa.Table]) -> Iterator[pa.Table]:
     return (at_time(table, 0) for table in contents if table.num_rows)
 
 
-def _timeless(updates: pa.Table) -> pa.Table:
-    return updates.drop_columns([TIME])
-
-
 def _as_it_is(table: pa.Table) -> pa.Table:
     return table
 
@@ -189,7 +184,6 @@ def may_be_split(table: pa.Table) -> bool:
 
 
 def _settle(schema: Schema, table: pa.Table) -> pa.Table:
-    """The contents of some updates of a consolidated run."""
     data = table.drop_columns([TIME])
     ties = adjacent_ties(columns_in_order(schema, data), _may_tie(table))
     # A run is in order, so the ties are known. If it were not, `consolidate` would sort it.

@@ -10,17 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
 from persist_lib.convert.codecs import python_rows, rows_as_models
+from persist_lib.core.cost import Cost
 from persist_lib.errors import InvalidUsage
 from persist_lib.format.predicate import Where
-from persist_lib.kernel.columns import integers
-from persist_lib.kernel.multiplicity import built, check_count, check_rows, repeated, total
-from persist_lib.schema.schema import DIFF, Schema
+from persist_lib.location.wrap.spending import Spending
+from persist_lib.relation.held import Named, Part
+from persist_lib.schema.schema import Schema
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Doors(ABC):
-    """A table that is read when it is asked for: its columns, and ways to read it.
+P = TypeVar("P", bound=Part)
+
+
+class Doors(ABC, Generic[P]):
+    """A table that is read from parts when it is asked for, for use in a `with` block; and ways to read it.
 
     Tables of `batches` and of `_selected` come in the same order, every time.
     """
+
+    def __init__(self, of: Named, schema: Schema, parts: Sequence[P], spent: Spending) -> None:
+        self._of, self._schema, self._parts, self._spent = of, schema, parts, spent
+        self._is_released = False
 
     @property
     @abstractmethod
@@ -52,23 +60,48 @@ class Doors(ABC):
         """Some columns of the rows that `where` keeps. Rows that look alike stay apart."""
 
     @abstractmethod
+    def _named(self) -> str:
+        """What it is, for errors: `this snapshot of shard orders as of 7`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the shard, collection or table."""
+        return self._of.name
+
+    @property
+    def cost(self) -> Cost:
+        """The cost so far of finding it and of reading it here.
+
+        The cost of reading splits is counted in the processes that read them.
+        """
+        return self._spent.cost
+
+    @property
+    def is_released(self) -> bool:
+        """Whether it was released, so that it keeps nothing any more."""
+        return self._is_released
+
+    def release(self) -> None:
+        """Stop keeping the states that are read from. Idempotent. Dropping the object does the same."""
+        self._is_released = True
+        for part in self._parts:
+            part.release()
+
     def _check_readable(self) -> None:
         """Raise the error that says why it cannot be read any more, if it cannot."""
-
-    @abstractmethod
-    def _shard_schema(self) -> Schema:
-        """The schema that it is read in."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Stop keeping what it is read from. Idempotent."""
+        for part in self._parts:
+            part.check_open()
+        if self._is_released:
+            raise InvalidUsage(
+                f"{self._named()} was released, so what it reads from may be gone; take a new one, and keep it until "
+                "everything has been read",
+                **self._of.fields,
+            )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
@@ -95,7 +128,7 @@ class Doors(ABC):
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """The rows as a list of dicts."""
-        return python_rows(self.to_arrow(), self._shard_schema())
+        return python_rows(self.to_arrow(), self._schema)
 
     def to_models(self, model: type[Any] | None = None) -> list[Any]:
         """The rows as instances of a pydantic model, each as often as its multiplicity `_diff` says.
@@ -104,7 +137,7 @@ class Doors(ABC):
         one, each row is a pair (key, value) of instances of the models that the shard was opened with. A side without a
         model is a dict then. Raises InvalidUsage for a row that the model refuses and for a negative multiplicity.
         """
-        return rows_as_models(self._shard_schema(), self.to_arrow(), model)
+        return rows_as_models(self._schema, self.to_arrow(), model)
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a stream of Arrow record batches in bounded memory. It can be consumed once."""
@@ -167,88 +200,14 @@ class Doors(ABC):
         return chain(first, rest())
 
 
-class Rows(Doors):
-    """Contents as of a time. Doors give each row as often as it is there; where `diff` is set, each distinct row once.
-
-    With `diff` there is a last column `_diff`, the multiplicity, which may be negative. Without it, reading raises
-    InvalidUsage for a negative one, and where more than `most_rows` (100 million) rows would be built in memory.
-
-    The consolidated tables are what `diff` shows. Everything that repeats rows does so here, last.
-    """
-
-    diff: bool = False
-
-    @property
-    @abstractmethod
-    def _contents_schema(self) -> pa.Schema:
-        """The columns, then `_diff`."""
-
-    @abstractmethod
-    def _consolidated(self) -> Iterator[pa.Table]:
-        """Each distinct row once, with `_diff`, as tables of bounded size."""
-
-    @abstractmethod
-    def _consolidated_table(self) -> pa.Table:
-        """The same as one table."""
-
-    @abstractmethod
-    def _consolidated_selection(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
-        """Some columns of the distinct rows that `where` keeps; rows that look alike stay apart."""
-
-    @abstractmethod
-    def _named(self) -> str:
-        """What it is, for errors: `this snapshot of orders as of 7`."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its tables."""
-        found = self._contents_schema
-        return found if self.diff else found.remove(found.get_field_index(DIFF))
-
-    def batches(self) -> Iterator[pa.Table]:
-        """The contents as tables of bounded size, however large they are."""
-        return self._consolidated() if self.diff else repeated(self._consolidated(), self._named())
-
-    def to_arrow(self) -> pa.Table:
-        """The contents as one table. Parts are fetched and decoded in parallel."""
-        table = self._consolidated_table()
-        return table if self.diff else built(table, self._named())
-
-    def _selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
-        """Some columns of the rows that `where` keeps, in the order of `batches`. Query engines read through this."""
-        if self.diff:
-            return self._consolidated_selection(names, where)
-        return repeated(self._consolidated_selection([*names, DIFF], where), self._named())
-
-    def count(self) -> int:
-        """How many rows there are: the sum of the multiplicities, whether `diff` is set or not."""
-        count = 0
-        for table in self._consolidated_selection([DIFF], None):
-            diffs = integers(table.column(DIFF))
-            check_rows(table, diffs, self._named())
-            count += total(diffs)
-        return count
-
-    def to_models(self, model: type[Any] | None = None) -> list[Any]:
-        """The rows as instances of a pydantic model, each as often as it is there. See `Doors.to_models`."""
-        table = self._consolidated_table()
-        check_count(total(integers(table.column(DIFF))), self._named())
-        return rows_as_models(self._shard_schema(), table, model)
-
-
-def schema_of(rows: Doors) -> Schema:
+def schema_of(rows: Doors[Any]) -> Schema:
     """The schema that rows are read in."""
-    return rows._shard_schema()
+    return rows._schema
 
 
-def selected(rows: Doors, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+def selected(rows: Doors[Any], names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
     """Some columns of the rows that `where` keeps. Rows that look alike stay apart."""
     return rows._selected(names, where)
-
-
-def consolidated_table(rows: Rows) -> pa.Table:
-    """Each distinct row once, with `_diff`, as one table."""
-    return rows._consolidated_table()
 
 
 def reader_of(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.RecordBatchReader:

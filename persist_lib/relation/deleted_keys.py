@@ -259,7 +259,6 @@ def greatest(schema: Schema, rows: pa.Table, column: str) -> pa.Table:
 
 
 def _of(keeping: Keeping, keys: pa.Table) -> RowSelection:
-    """The marks of these keys, and the floor."""
     return by_keys(keeping.marks, Keys.of(keeping.marks, keyed(keeping.marks, keys)))
 
 

@@ -63,7 +63,6 @@ class Runs(NamedTuple):
     starts: tuple[int, ...]
 
     def each(self) -> list[tuple[Part, ...]]:
-        """The parts, run by run."""
         ends = (*self.starts[1:], len(self.parts))[: len(self.starts)]
         return [self.parts[start:end] for start, end in zip(self.starts, ends, strict=True)]
 
@@ -256,7 +255,6 @@ class Overwriting:
         self.counts = Counts()
 
     def over(self, both: Iterator[Pair], time: int) -> Iterator[pa.Table]:
-        """The changes, in order."""
         for new, old in both:
             if self._schema.constraints:
                 check(self._machine, self._schema, old.slice(0, 0), at_time(new.drop_columns([TIME]), time))
@@ -289,7 +287,7 @@ class Upserting:
                 raise self._both(take(deleted.table, np.flatnonzero(deleted.found_in(new))))
             before = take(old, np.union1d(keys.find(old), deleted.find(old)))
             changes = replacing(schema, before, wanted)
-            self._count(count_upserted(keys, before, _of(changes, keys)))
+            self._count(count_upserted(keys, before, take(changes, keys.find(changes))))
             self._count(count_deleted(deleted, before))
             yield changes
 
@@ -304,10 +302,6 @@ class Upserting:
             "was written",
             problem="key twice", keys=found, count=keys.num_rows,
         )  # fmt: skip
-
-
-def _of(changes: pa.Table, keys: Keys) -> pa.Table:
-    return take(changes, keys.find(changes))
 
 
 def check(machine: Machine, schema: Schema, old: pa.Table, updates: pa.Table) -> None:

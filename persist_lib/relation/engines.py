@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from persist_lib.relation.conversions import Doors
 
 
-def dataset_of(source: Doors, failed: Callable[[BaseException], None] | None = None) -> ds.Dataset:
+def dataset_of(source: Doors[Any], failed: Callable[[BaseException], None] | None = None) -> ds.Dataset:
     """What DuckDB reads `source` from. `failed` is called with each error of reading, whose type DuckDB would lose."""
     return _Dataset(source, failed)
 
@@ -34,19 +35,17 @@ def dataset_of(source: Doors, failed: Callable[[BaseException], None] | None = N
 class _Dataset(ds.Dataset):  # type: ignore[misc] # pyarrow has no types
     """A dataset of which only the schema and the scanner are asked for, with columns and a filter."""
 
-    def __init__(self, source: Doors, failed: Callable[[BaseException], None] | None) -> None:
+    def __init__(self, source: Doors[Any], failed: Callable[[BaseException], None] | None) -> None:
         # Not super's, which refuses. What super would answer by its own state must not be asked for.
         self._source, self._failed = source, failed
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
         return engine_schema(self._source.schema)
 
     def scanner(
         self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, **_options: object
     ) -> _Scanner:
-        """What reads these columns of these rows."""
         names = self.schema.names if columns is None else list(columns)
         return _Scanner(self._source, names, filter, self._failed)
 
@@ -55,18 +54,16 @@ class _Scanner:
     """One reading of a dataset."""
 
     def __init__(
-        self, source: Doors, names: list[str], filter_: pc.Expression | None,
+        self, source: Doors[Any], names: list[str], filter_: pc.Expression | None,
         failed: Callable[[BaseException], None] | None,
     ) -> None:  # fmt: skip
         self._source, self._names, self._filter, self._failed = source, names, filter_, failed
 
     @property
     def projected_schema(self) -> pa.Schema:
-        """The columns that are read."""
         return engine_schema(self._source.schema, self._names)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a stream."""
         return reader_of(self.projected_schema, self._tables())
 
     def _tables(self) -> Iterator[pa.Table]:
@@ -80,7 +77,7 @@ class _Scanner:
             raise
 
 
-def filtered(source: Doors, names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
+def filtered(source: Doors[Any], names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
     """Some columns of the rows for which the expression is true, with the types that engines have.
 
     The expression may be about `_diff` and `_time` too.
@@ -129,7 +126,7 @@ def _engine_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_engine_field(kind.value_field)) if is_.is_list(kind) else kind
 
 
-def lazy_frame_of(source: Doors) -> pl.LazyFrame:
+def lazy_frame_of(source: Doors[Any]) -> pl.LazyFrame:
     """A lazy frame of the source's rows."""
     import polars as pl  # noqa: PLC0415 - an optional dependency
     from polars.io.plugins import register_io_source  # noqa: PLC0415
@@ -141,7 +138,8 @@ def lazy_frame_of(source: Doors) -> pl.LazyFrame:
         looked_at = [] if predicate is None else predicate.meta.root_names()
         names = list(dict.fromkeys((*shown, *looked_at)))
         left = n_rows
-        for table in chain_empty(source, names, pushed_down(predicate, source.schema)):
+        empty = empty_table(engine_schema(source.schema, names))  # so that there is always one
+        for table in chain([empty], filtered(source, names, pushed_down(predicate, source.schema))):
             frame = pl.DataFrame(table)
             if predicate is not None:
                 frame = frame.filter(predicate)
@@ -151,12 +149,6 @@ def lazy_frame_of(source: Doors) -> pl.LazyFrame:
                 return
 
     return register_io_source(read, schema=pl.DataFrame(empty_table(engine_schema(source.schema))).schema)
-
-
-def chain_empty(source: Doors, names: Sequence[str], expression: pc.Expression | None) -> Iterator[pa.Table]:
-    """The rows, and an empty table first, so that there is always one."""
-    yield empty_table(engine_schema(source.schema, names))
-    yield from filtered(source, names, expression)
 
 
 # --- polars' filters as Arrow's ---------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ from persist_lib.shard.commit import Machine
 from persist_lib.shard.runs import read_updates
 
 if TYPE_CHECKING:
-    from persist_lib.relation.base_reader import Reader
-    from persist_lib.relation.reader import ReadHandle
+    from persist_lib.relation.reader import Reader, ReadHandle
 
 
 LONGEST_WAIT_S = 5.0

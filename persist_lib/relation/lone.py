@@ -13,7 +13,7 @@ from persist_lib.convert.filling import Filling
 from persist_lib.core import commands as c
 from persist_lib.core import refusals as r
 from persist_lib.core.state import Outcome, Version
-from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, TimedOut, UpperMismatch
+from persist_lib.errors import Indeterminate, LeaseExpired, PersistError, UpperMismatch
 from persist_lib.format.parts import within as within_times
 from persist_lib.frontier import MINIMUM, Antichain, at
 from persist_lib.ids import SeqNo
@@ -32,7 +32,6 @@ from persist_lib.relation.registration import (
     inline_room,
     next_time,
     outrun,
-    timed_out,
     undoubted,
     whole,
 )
@@ -108,9 +107,6 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
     def _retire(self) -> None:
         self._registration.close()
 
-    def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
-        return timed_out(self.machine.shard, deadline, why)
-
     # --- changes at the next time -----------------------------------------------------------------------------------
 
     def _judge(self, known: Named, deadline: Deadline) -> Verdict:
@@ -178,7 +174,9 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
                 if not table.num_rows:
                     return self._nothing(deadline, spent)
                 sent = token or format_since(machine.runtime, machine.seen)
-                time = self._likely_time()
+                # The next time as far as this process knows. It stays in the data if it is that; else it is moved.
+                upper = machine.upper
+                time = 0 if upper.is_top() else next_time(self.schema, self._what, upper, self._runtime, self._now)
                 builder = self._builder(deadline)
                 tables = iter((at_time(table, time),))
                 built = self._build(builder, tables, MINIMUM, at(time + 1), deadline, is_checked=True)
@@ -192,11 +190,6 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
                         raise
                 if deadline.has_passed():
                     raise outrun(machine, self.schema, deadline, races)
-
-    def _likely_time(self) -> int:
-        """The next time as far as this process knows. It stays in the data if it is that; else it is moved."""
-        upper = self.machine.upper
-        return 0 if upper.is_top() else next_time(self.schema, self._what, upper, self._runtime, self._now)
 
     def _nothing(self, deadline: Deadline, spent: Spending) -> Appended:
         """No updates are no append."""
@@ -233,11 +226,8 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
                 raise self._outrun(deadline, races)
 
     def _builder(self, deadline: Deadline) -> Builder:
-        machine = self.machine
-        return Builder(
-            machine.shard, lambda: self._registration.register(deadline), self.schema, self._schema_id, machine.blob,
-            machine.config, machine.runtime, deadline,
-        )  # fmt: skip
+        upload = partial(self._registration.register, deadline)
+        return Builder(self.machine, upload, self.schema, self._schema_id, deadline)
 
     def _build(
         self, builder: Builder, tables: Iterator[pa.Table], lower: Antichain, upper: Antichain, deadline: Deadline,
@@ -276,7 +266,7 @@ class LoneWriter(Verbs[Batched, None, Appended, Changed]):
         """A share of the batch that was built, under this writer's id. Registers the writer if it has no id yet."""
         try:
             if builder.has_uploaded and deadline.has_passed():
-                raise timed_out(self.machine.shard, deadline, "its updates took that long to be uploaded")
+                raise self._out_of_time(deadline, "its updates took that long to be uploaded")
             writer = self._registration.register(deadline)
         except Exception as error:
             builder.discard()  # no command refers to what was uploaded

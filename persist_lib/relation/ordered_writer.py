@@ -175,7 +175,9 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
         self._check_verb("append_async")
         block, copies = parse_flag(block, "block"), is_shared(updates)
         pending = self._accepted(updates, expected_upper, new_upper, timeout, token, producer, copies=copies)
-        return cast("Future[Done]", (self._outbox or self._begin_outbox()).accept(pending, self._send, block=block))
+        outbox = self._outbox or self._begin_outbox()
+        accepted = outbox.accept(lambda: pending, pending.size, pending.deadline, self._send, block=block)
+        return cast("Future[Done]", accepted)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Write all appends that were accepted before this call, now, and return when they are finished.
@@ -359,9 +361,14 @@ class OrderedWriter(Leased, Generic[Brought, Done]):
     def _retire(self) -> None:
         """Retire the writer's ids. Idempotent."""
 
-    @abstractmethod
+    def _told(self) -> tuple[str, dict[str, str]]:
+        """What it writes, for messages, and as the field of errors."""
+        return self._what, {"shard": self._shard}
+
     def _out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
         """The error for a call whose deadline passed before anything of it was sent."""
+        what, fields = self._told()
+        return deadline.gave_up(what, f"as {why}", **fields)
 
 
 def mute(write: OrderedWriter[Any, Any]) -> None:

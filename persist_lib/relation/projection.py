@@ -45,17 +45,11 @@ class Shown(NamedTuple):
     where: Where | None = None
     only: tuple[str, ...] | None = None
 
-    def is_whole(self) -> bool:
-        """Whether it is all of the contents."""
-        return self == Shown()
-
     def schema(self, schema: Schema) -> pa.Schema:
-        """The schema of its tables."""
         projected = narrowed(schema.contents, self.columns)
         return projected if self.only is None else pa.schema([projected.field(name) for name in self.only])
 
     def kept(self, table: pa.Table) -> pa.Table:
-        """The rows of contents that are wanted."""
         return table if self.where is None else self.where.kept(table)
 
     def needed(self, schema: Schema) -> list[str] | None:
@@ -260,7 +254,6 @@ class _Sums:
         self._spilled: list[IO[bytes]] = []
 
     def add(self, table: pa.Table) -> None:
-        """Add rows."""
         if not table.num_rows:
             return
         self._held.append(table)

@@ -57,7 +57,6 @@ class Reading:
         self._lease = lease
 
     def release(self) -> None:
-        """Stop keeping the state. Idempotent."""
         self._lease.release(self)
 
 
@@ -101,7 +100,6 @@ class ReaderLease(Kept):
             return reading
 
     def release(self, reading: Reading) -> None:
-        """Stop keeping the state of a read that is over."""
         with self._lock:
             self._readings.discard(reading)
 
@@ -160,7 +158,6 @@ class ReaderLease(Kept):
         self.machine.check_open()
 
     def check_not_closed(self) -> None:
-        """Raise LeaseExpired if this was closed."""
         if self._closed:
             raise self._lost()
 

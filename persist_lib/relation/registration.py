@@ -27,7 +27,7 @@ from persist_lib.errors import (
     TimedOut,
 )
 from persist_lib.frontier import Antichain, at
-from persist_lib.ids import SeqNo, ShardId, WriterId, format_writer_id, parse_token
+from persist_lib.ids import SeqNo, WriterId, format_writer_id, parse_token
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Built
@@ -155,7 +155,6 @@ class Named(NamedTuple):
 
     @property
     def time(self) -> int:
-        """The time of its updates."""
         return (self.upper.time or 1) - 1
 
 
@@ -166,15 +165,6 @@ def undoubted(shard: str, error: Indeterminate, what: str = "") -> Determinate:
         "Try again",
         shard=shard,
     )
-
-
-def timed_out(shard: ShardId, deadline: Deadline, why: str) -> TimedOut:
-    """The error for an append whose deadline passed before anything of it was sent."""
-    return TimedOut(
-        f"shard {shard}: gave up after {deadline.timeout_s:g} s, as {why}. "
-        "This call appended nothing; try again, or with a longer timeout",
-        shard=shard, timeout_s=deadline.timeout_s,
-    )  # fmt: skip
 
 
 def outrun(machine: Machine, schema: Schema, deadline: Deadline, races: int, what_else: str = "") -> TimedOut:
@@ -277,7 +267,8 @@ class Registration:
             raise self.closed_already()
         if self._id is None:
             if deadline.has_passed():  # without time left for an answer, the registration would only be in doubt
-                raise timed_out(self._machine.shard, deadline, "the steps before its registration took that long")
+                shard, why = self._machine.shard, "as the steps before its registration took that long"
+                raise deadline.gave_up(f"shard {shard}", why, shard=shard)
             fresh = format_writer_id(self._machine.runtime.entropy())
             lease_ms, said = self._machine.config.lease_ms, (self.owner, self.layer)
 
@@ -300,11 +291,9 @@ class Registration:
         return self._id
 
     def _commit(self, build: Build, deadline: Deadline) -> Committed:
-        """Commit the registration that `build` makes, or raise its refusal."""
         return self._machine.commit(build, deadline.remaining_s())
 
     def closed_already(self) -> LeaseExpired:
-        """The error for a call on a closed handle."""
         return was_closed(self._machine, "writer")
 
     def forget(self) -> None:

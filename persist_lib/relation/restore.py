@@ -17,7 +17,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.holds import layer_of
 from persist_lib.core.plan.requests import TaskInput
 from persist_lib.core.state import State
-from persist_lib.errors import DiffOverflow, Missing, NotAllowed, NotComplete, TimedOut, UpperMismatch
+from persist_lib.errors import DiffOverflow, Missing, NotAllowed, NotComplete, UpperMismatch
 from persist_lib.frontier import MAX_TIME, at
 from persist_lib.kernel.columns import array_of, at_time, integers
 from persist_lib.kernel.consolidate import I64_MIN
@@ -65,9 +65,10 @@ class _Counting:
         self.sample = empty_table(schema.contents)
 
     def over(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The same tables."""
         for table in tables:
-            diffs = integers(table.column(DIFF)).astype(object) if _is_large(table) else integers(table.column(DIFF))
+            diffs = integers(table.column(DIFF))
+            if np.abs(diffs.astype(np.float64)).sum() >= 2.0**62:  # in 64 bits their sum could overflow
+                diffs = diffs.astype(object)
             self.rows += table.num_rows
             self.added += int(diffs[diffs > 0].sum())
             self.retracted -= int(diffs[diffs < 0].sum())
@@ -95,27 +96,20 @@ def restore(
             now = read.machine.consensus.now()
             _check(read.schema, read.shard, to, state, now, writes=open_writer is not None)
             try:
-                return _restore(read, reading, open_writer, to, deadline)
-            except Missing as missing:
-                kept_of(read).look_again(
-                    reading, to, missing
-                )  # where blobs may vanish, it continues from a newer state
-            except _Overtaken as error:
+                if (done := _restore(read, reading, open_writer, to, deadline)) is not None:
+                    return done
+            except Missing as missing:  # where blobs may vanish, it continues from a newer state
+                kept_of(read).look_again(reading, to, missing)
+            else:
                 if deadline.has_passed():
-                    raise _timed_out(read.shard, deadline) from error
-
-
-class _Overtaken(Exception):
-    """Another append was first."""
+                    why = "as other writers were always first"
+                    raise deadline.gave_up(f"shard {read.shard}: restoring", why, shard=read.shard)
 
 
 def _restore(
-    read: ReadHandle,
-    reading: Reading,
-    open_writer: Callable[[Schema], WriteHandle] | None,
-    to: int,
-    deadline: Deadline,
-) -> Restored:
+    read: ReadHandle, reading: Reading, open_writer: Callable[[Schema], WriteHandle] | None, to: int, deadline: Deadline
+) -> Restored | None:
+    """What was appended, or would be; None if another append was first."""
     state = reading.version.state
     schema = state.schemas[-1]  # with dropped columns: what older rows have in them is taken back, too
     counting = _Counting(schema)
@@ -126,8 +120,8 @@ def _restore(
         try:
             found = iter(()) if first is None else chain([first], tables)
             appended = _append(open_writer, schema, found, state, deadline)
-        except UpperMismatch as error:
-            raise _Overtaken from error
+        except UpperMismatch:
+            return None
     else:
         for _ in tables:
             pass
@@ -196,19 +190,6 @@ def _turned_around(table: pa.Table) -> pa.Table:
             data=data, total=-I64_MIN,
         )  # fmt: skip
     return table.set_column(table.num_columns - 1, DIFF_FIELD, array_of(-diffs))
-
-
-def _is_large(table: pa.Table) -> bool:
-    """Whether diffs could overflow when they are added up in 64 bits."""
-    return bool(np.abs(integers(table.column(DIFF)).astype(np.float64)).sum() >= 2.0**62)
-
-
-def _timed_out(shard: str, deadline: Deadline) -> TimedOut:
-    return TimedOut(
-        f"shard {shard}: gave up restoring after {deadline.timeout_s:g} s, as other writers were always first. This "
-        "call appended nothing; try again, with a longer timeout or when less is written",
-        timeout_s=deadline.timeout_s, shard=shard,
-    )  # fmt: skip
 
 
 LEAST_S = 5.0

@@ -5,36 +5,30 @@ And how contents of several shards are shown: in the reader's columns, added up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import did_you_mean, parse_flag, shown
 from persist_lib.convert.by_key import parse_keys
-from persist_lib.errors import InvalidUsage
+from persist_lib.errors import InvalidUsage, SchemaMismatch
+from persist_lib.format.conform import conform, differs, in_type, names_of
 from persist_lib.format.predicate import Where
+from persist_lib.kernel.columns import joined, packed, plain, unpacked
 from persist_lib.kernel.consolidate import consolidate
 from persist_lib.kernel.keys import after_prefix, encode_key, slice_sorted
 from persist_lib.kernel.keyset import Keys
 from persist_lib.kernel.order import take
-from persist_lib.relation.projection import projected_rows
+from persist_lib.relation.projection import added_up, narrowed, projected_rows, projection_of
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.evolution import fill, is_prefix, named_as
+from persist_lib.schema.schema import TIME, Column, Schema
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
-from collections.abc import Iterator
-
-import msgspec
-
-from persist_lib.errors import SchemaMismatch
-from persist_lib.format.conform import conform, differs, in_type, names_of
-from persist_lib.kernel.columns import joined, packed, plain, unpacked
-from persist_lib.relation.projection import added_up, narrowed, projection_of
-from persist_lib.schema.evolution import fill, is_prefix, named_as
-from persist_lib.schema.schema import TIME, Column
 
 
 class KeyRange(NamedTuple):
@@ -59,7 +53,6 @@ class KeyRange(NamedTuple):
         return cls(lower, upper)
 
     def meet(self, other: KeyRange) -> KeyRange:
-        """The keys that are in both ranges."""
         lowers = [bound for bound in (self.lower, other.lower) if bound is not None]
         uppers = [bound for bound in (self.upper, other.upper) if bound is not None]
         return KeyRange(max(lowers, default=None), min(uppers, default=None))
@@ -79,7 +72,6 @@ class RowSelection(NamedTuple):
     """The reader's columns, where rows have some that were added since."""
 
     def whole(self) -> RowSelection:
-        """The same rows with all their columns."""
         return self._replace(columns=None)
 
     def within(self, newer: Schema) -> RowSelection:
@@ -98,7 +90,6 @@ class RowSelection(NamedTuple):
         return rows if self.where is None else self.where.kept(rows)
 
     def narrowed(self, rows: pa.Table) -> pa.Table:
-        """The chosen columns of rows, added up."""
         return projected_rows(self.schema, self.columns, rows)
 
 
@@ -197,7 +188,6 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> pa.Schema:
-        """The Arrow schema of what is shown."""
         return narrowed(self.schema.contents, self.columns)
 
     def one(self, tables: Iterator[pa.Table], found: Schema) -> Iterator[pa.Table]:

@@ -11,31 +11,33 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from persist_lib.arguments import check_type, not_pickled, parse_integer
 from persist_lib.config import Config
+from persist_lib.convert.codecs import rows_as_models
 from persist_lib.core.plan.cutting import cut_evenly
 from persist_lib.core.plan.requests import TaskInput
 from persist_lib.errors import Missing, redacted
 from persist_lib.format.predicate import Where
 from persist_lib.frontier import MAX_TIME
 from persist_lib.ids import ShardId
-from persist_lib.kernel.multiplicity import built, repeated
+from persist_lib.kernel.columns import integers
+from persist_lib.kernel.multiplicity import built, check_count, check_rows, repeated, total
 from persist_lib.location.api import Blob
 from persist_lib.location.stack import open_stack
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import projection
-from persist_lib.relation.conversions import Rows
-from persist_lib.relation.held import Held, Named, Part, Place
+from persist_lib.relation.conversions import Doors
+from persist_lib.relation.held import Named, Part, Place, resuming
 from persist_lib.relation.projection import Shown
 from persist_lib.relation.row_selection import KeyRange, RowSelection, View, packed_keys, unpacked_keys
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.empty import empty_table
-from persist_lib.schema.schema import Schema
+from persist_lib.schema.schema import DIFF, Schema
 from persist_lib.shard.runs import Stored, holding, inputs_of, may_keep, newest_schema, overlapping
 from persist_lib.shard.small_runs import pieces
 from persist_lib.shard.stretches import stretches
@@ -149,13 +151,6 @@ def streamed(split: Split, blob: Blob, pool: Executor) -> Iterator[pa.Table]:
     return projection.stream(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
 
 
-def _at_once(split: Split, blob: Blob, pool: Executor) -> pa.Table:
-    """Its distinct rows as one table, read in parallel."""
-    if split.keys is not None:
-        return split._of_keys(blob, split.keys, pool)
-    return projection.at_once(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
-
-
 class PlaceContents(Place):
     """The contents of one shard as of a time: each distinct row once, with `_diff`, in key order."""
 
@@ -167,7 +162,6 @@ class PlaceContents(Place):
 
     @property
     def size(self) -> int:
-        """Bytes of the parts that are read from."""
         return self._split(self._keys).size
 
     def stream(self, where: Where | None = None, only: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -177,28 +171,29 @@ class PlaceContents(Place):
         fetched.
         """
         shown = self._shown if where is None else self._shown._replace(where=where.both(self._shown.where))
-        return self.resuming(partial(self._stream, shown if only is None else shown._replace(only=tuple(only))))
+        shown = shown if only is None else shown._replace(only=tuple(only))
+        return resuming(partial(self._stream, shown), self.look_again)
 
     def to_arrow(self) -> pa.Table:
-        """The rows as one table. Parts are fetched and decoded in parallel."""
         machine = self.handle.machine
         try:
             with machine.runtime.pool(machine.config.read_threads, "persist-read") as pool:
-                return _at_once(self._split(self._keys), machine.reads, pool)
+                split, blob = self._split(self._keys), machine.reads
+                if split.keys is not None:
+                    return split._of_keys(blob, split.keys, pool)
+                return projection.at_once(split._stored(blob), split.inputs, split._shown, split.merge_bytes, pool)
         except Missing as missing:
             self.look_again(missing)
         empty = empty_table(self._shown.schema(self.schema))
         return pa.concat_tables([empty, *self.stream()]).combine_chunks()
 
     def splits(self, n: int) -> list[Split]:
-        """At most `n` disjoint key ranges of about equal size."""
         whole, machine = self._split(self._keys), self.handle.machine
         found = stretches(machine.reads, machine.shard, whole.inputs, whole.schemas, whole.size // n)
         ranges = [KeyRange(*edges) for edges in pairwise([None, *cut_evenly(found, n), None])]
         return [self.of_keys(range_) for range_ in ranges]
 
     def of_keys(self, range_: KeyRange) -> Split:
-        """The contents whose encoded keys are in the range."""
         return self._split(self._keys.meet(range_))
 
     def _split(self, keys: KeyRange, shown: Shown | None = None) -> Split:
@@ -237,19 +232,26 @@ class MemoryContents(Part):
         return 0
 
     def stream(self, where: Where | None = None, only: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows as tables of bounded size."""
         for start in range(0, self._table.num_rows, MEMORY_ROWS):
             table = self._table.slice(start, MEMORY_ROWS)
             kept = table if where is None else where.kept(table)
             yield kept if only is None else kept.select(list(only))
 
     def to_arrow(self) -> pa.Table:
-        """The rows as one table."""
         return self._table
 
 
-class SnapshotOf(Rows, Held[P]):
-    """The contents of a shard, a collection or a table, read part by part when they are asked for."""
+class SnapshotOf(Doors[P]):
+    """The contents of a shard, a collection or a table as of a time, read part by part when they are asked for.
+
+    Doors give each row as often as it is there; where `diff` is set, each distinct row once, with a last column
+    `_diff`, the multiplicity, which may be negative. Without it, reading raises InvalidUsage for a negative one, and
+    where more than `most_rows` (100 million) rows would be built in memory.
+
+    The consolidated tables are what `diff` shows. Everything that repeats rows does so here, last.
+    """
+
+    diff: bool = False
 
     def __init__(
         self, named: Named, as_of: int, view: View, parts: Sequence[P], runtime: Runtime, spent: Spending
@@ -262,9 +264,40 @@ class SnapshotOf(Rows, Held[P]):
         return f"{type(self).__name__}({self.name!r}, as_of={self._view.schema.show_as_of(self.as_of)})"
 
     @property
-    def _contents_schema(self) -> pa.Schema:
-        """The columns, then `_diff`."""
-        return self._view.shown
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its tables."""
+        found = self._view.shown
+        return found if self.diff else found.remove(found.get_field_index(DIFF))
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The contents as tables of bounded size, however large they are."""
+        return self._consolidated() if self.diff else repeated(self._consolidated(), self._named())
+
+    def to_arrow(self) -> pa.Table:
+        """The contents as one table. Parts are fetched and decoded in parallel."""
+        table = self._consolidated_table()
+        return table if self.diff else built(table, self._named())
+
+    def _selected(self, names: Sequence[str], where: Where | None) -> Iterator[pa.Table]:
+        """Some columns of the rows that `where` keeps, in the order of `batches`. Query engines read through this."""
+        if self.diff:
+            return self._consolidated_selection(names, where)
+        return repeated(self._consolidated_selection([*names, DIFF], where), self._named())
+
+    def count(self) -> int:
+        """How many rows there are: the sum of the multiplicities, whether `diff` is set or not."""
+        count = 0
+        for table in self._consolidated_selection([DIFF], None):
+            diffs = integers(table.column(DIFF))
+            check_rows(table, diffs, self._named())
+            count += total(diffs)
+        return count
+
+    def to_models(self, model: type[Any] | None = None) -> list[Any]:
+        """The rows as instances of a pydantic model, each as often as it is there. See `Doors.to_models`."""
+        table = self._consolidated_table()
+        check_count(total(integers(table.column(DIFF))), self._named())
+        return rows_as_models(self._schema, table, model)
 
     @property
     def size(self) -> int:
@@ -292,7 +325,7 @@ class SnapshotOf(Rows, Held[P]):
             else:
                 with self._runtime.pool(min(THREADS, len(self._parts)), "persist-collection") as pool:
                     tables = [table for found in pool.map(self._whole, self._parts) for table in found]
-        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self._contents_schema), *tables])
+        return tables[0] if len(tables) == 1 else pa.concat_tables([empty_table(self._view.shown), *tables])
 
     __reduce__ = not_pickled(
         "A snapshot", "Pass its splits, as in snapshot.splits(1), and read them in the other process"
@@ -343,6 +376,11 @@ def snapshot_known(
     view = View(handle.schema, rows.columns, machine.config.merge_bytes, diff=rows.diff)
     parts = [PlaceContents(handle, as_of, rows, reading)]
     return Snapshot(Named("shard", handle.shard), as_of, view, parts, machine.runtime, spent or Spending())
+
+
+def consolidated_table(rows: SnapshotOf[Any]) -> pa.Table:
+    """Each distinct row once, with `_diff`, as one table."""
+    return rows._consolidated_table()
 
 
 def parse_splits(n: object) -> int:

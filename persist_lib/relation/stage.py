@@ -13,7 +13,6 @@ orphans, which the audit deletes once the id is retired: before that they could 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -167,9 +166,7 @@ class Stage(Leased):
     """One writer id for the parts of many tasks. `close` retires it: what is not appended then never can be."""
 
     def __init__(self, machine: Machine, leases: Leases, ticket: Ticket) -> None:
-        self._machine = machine
-        self._leases = leases
-        self._ticket = ticket
+        self._machine, self._leases, self._ticket = machine, leases, ticket
         self._registration = Lent(machine, leases, ticket.writer)
 
     @property
@@ -206,42 +203,30 @@ class Stage(Leased):
 
 def write_parts(machine: Machine, ticket: Ticket, updates: object) -> Staged:
     """Write updates as parts for the ticket's stage."""
-    config, runtime = ticket.config, machine.runtime
+    config, lease, rows = ticket.config, Lease(machine, ticket.writer, ticket.lease_ms), 0
     small = config.model_copy(update={"part_bytes": min(config.part_bytes, PART_BYTES)})
-    deadline = runtime.deadline(LONGEST_S)
-    builder = Builder(
-        ticket.shard, Lease(machine, ticket.writer, ticket.lease_ms), ticket.schema, ticket.schema_id, machine.blob,
-        small, runtime, deadline,
-    )  # fmt: skip
-    counting = _Counting()
-    with Spending() as spent:
-        laid = builder.lay(counting.over(ticket.checked(updates, machine)), inline_bytes=config.inline_bytes)
-    return Staged(
-        runtime.token(), ticket.writer, ticket.shard, ticket.schema_id, laid.parts, laid.sums,
-        min(laid.most, I64_MAX), ticket.bounds, ticket.lease_ms, counting.rows, spent.cost,
-    )  # fmt: skip
+    deadline = machine.runtime.deadline(LONGEST_S)
+    builder = Builder(machine, lease, ticket.schema, ticket.schema_id, deadline, small)
 
-
-class _Counting:
-    """Counts the rows that pass through."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-
-    def over(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The same tables."""
-        for table in tables:
-            self.rows += table.num_rows
+    def counted() -> Iterator[pa.Table]:
+        nonlocal rows
+        for table in ticket.checked(updates, machine):
+            rows += table.num_rows
             yield table
+
+    with Spending() as spent:
+        laid = builder.lay(counted(), inline_bytes=config.inline_bytes)
+    return Staged(
+        machine.runtime.token(), ticket.writer, ticket.shard, ticket.schema_id, laid.parts, laid.sums,
+        min(laid.most, I64_MAX), ticket.bounds, ticket.lease_ms, rows, spent.cost,
+    )  # fmt: skip
 
 
 class Lease:
     """The writer id of a stage, for uploads. Each call sees to it that the lease lasts, or raises when it has ended."""
 
     def __init__(self, machine: Machine, writer: WriterId, lease_ms: int) -> None:
-        self._machine = machine
-        self._writer = writer
-        self._lease_ms = lease_ms
+        self._machine, self._writer, self._lease_ms = machine, writer, lease_ms
         self._look_at = -float("inf")
 
     def __call__(self) -> WriterId:
@@ -261,14 +246,10 @@ class Lease:
         if left >= self._lease_ms / 2:
             return left
         try:
-            machine.commit(partial(_heartbeat, writer, self._lease_ms))
+            machine.commit(lambda _state, now: c.Heartbeat((writer,), now + self._lease_ms))
         except LeaseExpired as error:
             raise lease_ended(machine, writer) from error
         return self._lease_ms
-
-
-def _heartbeat(writer: WriterId, lease_ms: int, _state: object, now: int) -> c.Heartbeat:
-    return c.Heartbeat((writer,), now + lease_ms)
 
 
 def parse_staged(

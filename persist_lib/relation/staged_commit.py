@@ -8,7 +8,6 @@ committed together with other shards is prepared, at one upper and one time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +18,7 @@ from persist_lib.core import refusals as r
 from persist_lib.core.outcomes import counted_at
 from persist_lib.core.state import Batch, State, Version
 from persist_lib.core.sums import Sums
-from persist_lib.errors import Indeterminate, LeaseExpired, PersistError
-from persist_lib.format.paths import blob_key
+from persist_lib.errors import Indeterminate, LeaseExpired
 from persist_lib.frontier import Antichain
 from persist_lib.ids import WriterId
 from persist_lib.kernel.columns import at_time
@@ -63,7 +61,6 @@ class Prepared(NamedTuple):
     staged: c.Staged = ()
 
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
         return not self.built.batch.parts
 
     def is_lent(self) -> bool:
@@ -73,7 +70,6 @@ class Prepared(NamedTuple):
     def share(
         self, machine: Machine, token: bytes, deadline: Deadline, producer: tuple[str, int] | None = None
     ) -> Share:  # fmt: skip
-        """The share of an append to several shards."""
         writer = self.registration.register(deadline)
         how = Appending(self.place, c.CompareAndAppend, token, producer, staged=self.staged)
         return Share(machine, self.registration, writer, self.builder, self.built, how)
@@ -191,14 +187,9 @@ class Commit:
         return version
 
     def _builder(self) -> Builder:
-        machine = self._machine
-        return Builder(
-            machine.shard, self._uploader, self._schema, self._schema_id, machine.blob, machine.config,
-            machine.runtime, self._deadline,
-        )  # fmt: skip
+        return Builder(self._machine, self._uploader, self._schema, self._schema_id, self._deadline)
 
     def _send(self, builder: Builder, built: Built, place: Place, kind: Kind = c.CompareAndAppend) -> Appended:
-        """Commit a batch under the stage's id."""
         machine, registration = self._machine, self._registration
         writer = registration.register(self._deadline)
         how = Appending(place, kind, self._token, self._producer, staged=self._names)
@@ -209,18 +200,10 @@ class Commit:
             raise lease_ended(machine, writer) from error
 
     def _before(self, step: Callable[[], T]) -> T:
-        """Do a step before anything is sent: whatever is in doubt of it, nothing was appended."""
         try:
             return within(self._deadline, step)
         except Indeterminate as error:
             raise undoubted(self._machine.shard, error) from error
-
-    def drop(self, staged: Sequence[Staged]) -> None:
-        """Delete staged parts that nothing will ever refer to, as only the difference was appended."""
-        keys = [blob_key(one.shard, part.key) for one in staged for part in one.parts if part.inline is None]
-        if keys:
-            with suppress(PersistError):  # the audit deletes what is left, once the stage is closed
-                within(self._machine.runtime.deadline(10.0), partial(self._machine.blob.delete_many, keys))
 
 
 def _fixed(lower: Antichain, time: int, built: Built, _state: State) -> Batch:

@@ -19,9 +19,11 @@ from persist_lib.arguments import LONGEST_S, parse_seconds
 from persist_lib.core import commands as c
 from persist_lib.core.state import Outcome
 from persist_lib.errors import InvalidUsage, LeaseExpired, PersistError, Refused, UpperMismatch
+from persist_lib.format.paths import blob_key
 from persist_lib.frontier import MAX_TIME, Antichain, at
 from persist_lib.ids import SeqNo, WriterId, format_writer_id
 from persist_lib.kernel.keyset import Counts
+from persist_lib.location.wrap.deadline import within
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.appends import Appended, Changed
 from persist_lib.relation.commit import commit_shares
@@ -86,11 +88,6 @@ class StagedCall(NamedTuple, Generic[Answered]):
     deadline: Deadline
     spent: Spending
     opened: ExitStack
-
-    def is_nothing(self) -> bool:
-        """Whether no rows are no append: times of their own are, and everything to become nothing is a change."""
-        change = self.change
-        return not (change.everything or change.bounds) and all(one.is_empty for one in self.staged)
 
 
 class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, Done, Counted, Answered]):
@@ -187,7 +184,8 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
             if call.producer is not None:
                 check_produced(self._producing(), call.producer)
             seqno = turn.places[0][1].seqno
-            if call.is_nothing():
+            # Times of their own are an append without rows, too, and everything to become nothing is a change.
+            if not (change.everything or change.bounds) and all(one.is_empty for one in staged):
                 return self._answer(turn.lower, 0, b"", call.spent, seqno=seqno)
             if (done := self._appended_before(staged, turn)) is not None:
                 time = change.time_of(done.upper)
@@ -266,8 +264,11 @@ class StagedVerbs(Verbs[Brought, Basis, Done, Counted], Generic[Brought, Basis, 
     def _drop(self, parts: Mapping[str, Sequence[Staged]]) -> None:
         """Delete parts of which only the difference was appended. What cannot be deleted is the audit's."""
         for shard, given in parts.items():
-            with suppress(PersistError):
-                _drop_staged(self._place(shard), given)
+            keys = [blob_key(one.shard, part.key) for one in given for part in one.parts if part.inline is None]
+            machine = self._place(shard).machine
+            if keys:
+                with suppress(PersistError):
+                    within(machine.runtime.deadline(10.0), partial(machine.blob.delete_many, keys))
 
     @abstractmethod
     def _parse_staged(self, staged: object) -> list[Answered]:
@@ -425,9 +426,3 @@ def append_prepared(write: Staging, prepared: Prepared, deadline: Deadline, toke
             return commit_shares((share,), deadline, token, spent)[0]
 
     return write._in_turn(deadline.remaining_s(), append)
-
-
-def _drop_staged(write: Staging, staged: Sequence[Staged]) -> None:
-    """Delete parts of which only the difference was appended: nothing will ever refer to them."""
-    deadline = write.machine.runtime.deadline(write.machine.config.timeout_s)
-    write._commit_of(list(staged), None, deadline, Spending()).drop(staged)

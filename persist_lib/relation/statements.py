@@ -119,7 +119,6 @@ class Upsert(Statement):
         super().__init__(table, schema, keyed=self._rows)
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
-        """The old rows out, the new ones in."""
         changes = replacing(self.schema, old, completed(self.table, self.schema, self._rows, old))
         return changes, count_upserted(self.keys_of(old), old, changes)
 
@@ -131,7 +130,6 @@ class Delete(Statement):
         super().__init__(table, schema, **_chosen(table, schema, keys, filter))
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
-        """The old rows out."""
         return replacing(self.schema, old, old.slice(0, 0)), count_deleted(self.keys_of(old), old)
 
 
@@ -146,7 +144,6 @@ class Restore(Statement):
         self._rows, self.marks = rows, marks
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
-        """What is there out, what was there in; without what is in both. Keys are not counted."""
         return replacing(self.schema, old, self._rows), Counts()
 
 
@@ -267,7 +264,6 @@ class Apply(Statement):
                 self._check_apart(other, added, f"{what} and the rows to append")
 
     def changes(self, old: pa.Table) -> tuple[pa.Table, Counts]:
-        """The old rows out, the new ones in."""
         (given, gone), schema = self._parts, self.schema
         keys = Keys.of(schema, given)
         mine, removed = take(old, keys.find(old)), take(old, gone.find(old))
@@ -389,7 +385,6 @@ class NewValues(NamedTuple):
     rows: pa.Table
 
     def keys(self) -> pa.Table:
-        """The keys of the rows that change."""
         return self.rows.select(self.schema.key_names)
 
     def changed(self, old: pa.Table) -> pa.Table:

@@ -225,9 +225,8 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
     ) -> Counted:  # fmt: skip
         self._check_verb(verb)
         is_dry, known = parse_flag(dry_run, "dry_run"), Named.of(token)
-        return self._change(_Executed(make(self.schema), self._told()), timeout, known, is_dry=is_dry)
+        find = _Executed(make(self.schema), self._told())
 
-    def _change(self, find: Finding, timeout: float | None, known: Named | None, *, is_dry: bool) -> Counted:
         def change(deadline: Deadline) -> Counted:
             with Spending() as spent:
                 return self._at_next_time(Change(find, spent), known, deadline, is_dry=is_dry)
@@ -314,10 +313,6 @@ class Verbs(OrderedWriter[Brought, Done], Generic[Brought, Basis, Done, Counted]
     def _is_placed(self) -> bool:
         """Whether a server puts appends where upper is when their turn comes, so that no race is lost."""
         return False
-
-    def _told(self) -> tuple[str, dict[str, str]]:
-        """What it writes, for messages, and as the field of errors."""
-        return self._what, {"shard": self._shard}
 
     def _name(self) -> str:
         return next(iter(self._told()[1].values()))

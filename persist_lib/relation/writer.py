@@ -164,7 +164,7 @@ class Append(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.write, WriteHandle):
             raise _no_append(self)
-        parse_bounds(self.expected_upper, self.new_upper, _times(self.write, self.write.machine.consensus.now))
+        parse_bounds(self.expected_upper, self.new_upper, self.write._times())
         force_setattr(self, "producer", parse_producer(self.producer))
 
 
@@ -174,11 +174,6 @@ class _Checked(NamedTuple):
     bounds: tuple[Antichain, Antichain]
     times: Times
     producer: tuple[str, int] | None
-
-    @property
-    def shard(self) -> str:
-        """The shard's name."""
-        return self.write.shard
 
 
 def append_together(
@@ -196,7 +191,7 @@ def append_together(
     consensus.compare_and_set_many({})  # says whether it can, before anything is uploaded
     clock_ms = once(consensus.now)
     checked = [_check(append, machine_of, clock_ms) for append in appends]
-    _check_distinct([one.shard for one in checked])
+    _check_distinct([one.write.shard for one in checked])
     if not checked:
         return []
     with Spending() as spent:
@@ -216,11 +211,11 @@ def _append(
     give_back = giving_back(held)
     try:
         # In the order of names: every such call takes its locks in this order, so none waits for another for ever.
-        for one in sorted(checked, key=lambda one: one.shard):
-            shares[one.shard] = share_of(
+        for one in sorted(checked, key=lambda one: one.write.shard):
+            shares[one.write.shard] = share_of(
                 one.write, one.updates, one.bounds, one.times, deadline, token, held, one.producer
             )
-        return commit_shares([shares[one.shard] for one in checked], deadline, token, spent, beside)
+        return commit_shares([shares[one.write.shard] for one in checked], deadline, token, spent, beside)
     except Exception:
         for share in shares.values():
             share.give_up()
@@ -260,13 +255,9 @@ def _check(append: object, machine_of: Callable[[str], Machine], clock_ms: Calla
             "of the client that makes the call. Nothing was written",
             shard=write.shard,
         )
-    times = _times(write, clock_ms)
+    times = Times(write.schema.times, clock_ms)
     bounds = parse_bounds(append.expected_upper, append.new_upper, times)
     return _Checked(write, append.updates, bounds, times, append.producer)
-
-
-def _times(write: WriteHandle, clock_ms: Callable[[], int]) -> Times:
-    return Times(write.schema.times, clock_ms)
 
 
 def _no_append(found: object) -> InvalidUsage:

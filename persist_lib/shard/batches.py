@@ -30,15 +30,15 @@ from persist_lib.format.descriptions import EncodedPart
 from persist_lib.format.parts import encode_inline, encode_part
 from persist_lib.format.paths import blob_key, part_key
 from persist_lib.frontier import MINIMUM, Antichain
-from persist_lib.ids import PartKey, ShardId, WriterId
+from persist_lib.ids import PartKey, WriterId
 from persist_lib.kernel.columns import integers
 from persist_lib.kernel.consolidate import I64_MAX, consolidate
 from persist_lib.kernel.fingerprint import diffs_of, hash_rows
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.location.api import Blob
 from persist_lib.location.wrap.deadline import within
-from persist_lib.runtime.ambient import Deadline, Runtime
+from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.shard.machine import Shard
 from persist_lib.shard.runs import Stored, inputs_of
 
 A = TypeVar("A")
@@ -83,9 +83,7 @@ class ByTime(msgspec.Struct, frozen=True):
     def from_(self, lower: int) -> Sums:
         start = int(np.searchsorted(self.times, lower))
         return Sums(
-            int(self.counts[start:].sum()),
-            int(self.diff_sums[start:].sum()),
-            int(self.fingerprints[start:].sum()),
+            int(self.counts[start:].sum()), int(self.diff_sums[start:].sum()), int(self.fingerprints[start:].sum())
         )
 
 
@@ -102,12 +100,7 @@ class Built(msgspec.Struct, frozen=True):
             return self.batch
         sums = self.by_time.from_(lower.time)
         kept = msgspec.structs.replace(
-            self.batch,
-            lower=lower,
-            count=sums.count,
-            diff_sum=sums.diff_sum,
-            fingerprint=sums.fingerprint,
-            exact=False,
+            self.batch, lower=lower, count=sums.count, diff_sum=sums.diff_sum, fingerprint=sums.fingerprint, exact=False
         )
         return kept if sums.count else Batch(0, 0, lower, self.batch.upper, MINIMUM, 0, 0, 0)
 
@@ -132,17 +125,12 @@ class Builder:
     """
 
     def __init__(
-        self, shard: ShardId, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, blob: Blob,
-        config: Config, runtime: Runtime, deadline: Deadline,
+        self, shard: Shard, uploader: Callable[[], WriterId], schema: Schema, schema_id: int, deadline: Deadline,
+        config: Config | None = None,
     ) -> None:  # fmt: skip
-        self._shard = shard
-        self._uploader = uploader
-        self._schema = schema
-        self._schema_id = schema_id
-        self._blob = blob
-        self._config = config
-        self._runtime = runtime
-        self._deadline = deadline
+        self._shard, self._blob, self._runtime = shard.shard, shard.blob, shard.runtime
+        self._config = config or shard.config
+        self._uploader, self._schema, self._schema_id, self._deadline = uploader, schema, schema_id, deadline
         self._keys: list[PartKey] = []
 
     def build(
@@ -305,7 +293,6 @@ class Builder:
         return key
 
     def _put(self, key: PartKey, encoded: EncodedPart) -> PutPart:
-        """Upload an encoded part. Returns all that has to be kept of it, so that its bytes can be freed."""
         within(self._deadline, lambda: self._blob.set(blob_key(self._shard, key), encoded.data))
         return PutPart(as_part(encoded, key, self._schema_id), encoded.said.sums)
 

@@ -47,7 +47,6 @@ class Room:
         return len(self._waiting)
 
     def takes(self, request: Request, answer: Answer) -> bool:
-        """Whether a request waits, instead of being answered so."""
         if self._wake is None or not wants_room(answer, request):
             return False
         if request.patience is None:
@@ -66,14 +65,14 @@ class Room:
         is_roomier = size < self._size
         found, kept = list[Request](), list[Request]()
         for one in self._waiting:
-            (found if is_roomier or one.is_over or _is_impatient(one) else kept).append(one)
+            is_impatient = one.patience is not None and one.patience.has_passed()
+            (found if is_roomier or one.is_over or is_impatient else kept).append(one)
         self._waiting = kept
         if kept:
             self._look_again(self._wake)
         return found
 
     def clear(self) -> list[Request]:
-        """All of them, which wait no longer."""
         found, self._waiting = self._waiting, []
         return found
 
@@ -86,10 +85,6 @@ class Room:
 def wants_room(answer: Answer, request: Request) -> TypeGuard[r.InlineFull]:
     """Whether an append at the next time is refused only because the state is full."""
     return isinstance(answer, r.InlineFull) and isinstance(request.command, c.AppendNow)
-
-
-def _is_impatient(request: Request) -> bool:
-    return request.patience is not None and request.patience.has_passed()
 
 
 PATIENCE = 4
@@ -129,7 +124,8 @@ class Upkeep:
         `every` rows.
         """
         placed = list(zip(range(len(lot)), lot, answers, strict=False))
-        made = [(place, one) for place, one, answer in placed if before and _is_append(one, answer)]
+        appends = [one for one in placed if isinstance(one[2], StateDiff) and isinstance(one[1].command, APPENDS)]
+        made = [(place, one) for place, one, _ in appends if before]
         if before and made and _rolls_up(made[0][1], before, after, every):
             self._since.setdefault(ROLL_UP, after.seqno)
         self._look(after)
@@ -165,10 +161,6 @@ class Upkeep:
         if FLUSH in due:
             self._flushing = self._runtime.deadline(FLUSH_S)
         return Told(place, due)
-
-
-def _is_append(request: Request, answer: Answer) -> bool:
-    return isinstance(answer, StateDiff) and isinstance(request.command, APPENDS)
 
 
 def _rolls_up(first: Request, before: State, after: Version, every: int) -> bool:

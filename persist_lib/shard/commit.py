@@ -38,7 +38,6 @@ class Machine(Shard):
 
     @cached_property
     def numbers(self) -> Numbers:
-        """The numbers of its columns that count up."""
         return Numbers(self)
 
     def commit(self, build: Build, timeout_s: float | None = None, token: bytes | None = None) -> Committed:
@@ -243,7 +242,6 @@ def _plain(commands: Sequence[c.Command]) -> list[c.Command]:
 
 
 def _done(machine: Shard, command: c.Command, token: bytes, answer: Answered, attempts: int) -> Done | None:
-    """The success that an answer tells, if it does."""
     if answer.is_committed and answer.outcome is not None:
         machine.note(answer.outcome)
         known = (_newest(machine, answer) if answer.due else machine.ground()).state
@@ -335,7 +333,6 @@ class Machines:
         return self._lone.get(shard) or self._made(self._lone, shard, "")
 
     def get(self, shard: ShardId) -> Machine | None:
-        """That of a shard, if there is one by now."""
         return self._lone.get(shard)
 
     def of_layer(self, name: str, most: int | None = None) -> Machine:
@@ -363,7 +360,6 @@ class Machines:
                 machine.close(self._closed)
 
     def check_open(self) -> None:
-        """Raise InvalidUsage after `close`."""
         if self._closed:
             raise InvalidUsage(self._closed, url=self._url)
 

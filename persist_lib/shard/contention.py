@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from persist_lib.core.state import Version
 from persist_lib.ids import SeqNo
 from persist_lib.runtime.ambient import Deadline
+
+if TYPE_CHECKING:
+    from persist_lib.shard.machine import Shard
 
 RECENT = 512
 """A writer contends if it appended within this many versions."""
@@ -151,26 +154,13 @@ class Pace:
         return max(self._turn_s(others) / 4, 5 * self._attempt_s)
 
 
-class Paced(Protocol):
-    """The part of a machine that taking turns needs."""
-
-    pace: Pace
-
-    @property
-    def known(self) -> Version | None:
-        """The newest version it knows."""
-
-    def try_fetch(self) -> Version | None:
-        """The newest version there is."""
-
-
-def give_way(machines: Sequence[Paced], deadline: Deadline) -> bool:
+def give_way(machines: Sequence[Shard], deadline: Deadline) -> bool:
     """Let others go first where a machine has had its turn. Returns whether it paused; then all were read afresh."""
     pause_s = _longest(machines, Pace.gives_way)
     return pause_s > 0.0 and _let_others_go_first(machines, deadline, pause_s)
 
 
-def wait_after_loss(machines: Sequence[Paced], deadline: Deadline, took_s: float) -> None:
+def wait_after_loss(machines: Sequence[Shard], deadline: Deadline, took_s: float) -> None:
     """After an attempt to change all of these was too late: let others go first, then read all of them afresh."""
     pause_s = _longest(machines, lambda pace, version: pace.lost(version, took_s))
     if not _let_others_go_first(machines, deadline, pause_s):
@@ -178,7 +168,7 @@ def wait_after_loss(machines: Sequence[Paced], deadline: Deadline, took_s: float
             machine.try_fetch()
 
 
-def _let_others_go_first(machines: Sequence[Paced], deadline: Deadline, pause_s: float) -> bool:
+def _let_others_go_first(machines: Sequence[Shard], deadline: Deadline, pause_s: float) -> bool:
     is_fresh = False
     while pause_s > 0.0 and not deadline.has_passed():
         deadline.pause(min(LONGEST_PAUSE_S, pause_s), JITTER)
@@ -189,7 +179,7 @@ def _let_others_go_first(machines: Sequence[Paced], deadline: Deadline, pause_s:
     return is_fresh
 
 
-def _longest(machines: Sequence[Paced], pause_s: Callable[[Pace, Version], float]) -> float:
+def _longest(machines: Sequence[Shard], pause_s: Callable[[Pace, Version], float]) -> float:
     longest_s = 0.0
     for machine in machines:  # a loop, as every append runs this, and a generator costs more
         if (known := machine.known) is not None and (own_s := pause_s(machine.pace, known)) > longest_s:

@@ -63,7 +63,6 @@ class Seen:
             self.add(Row(row.seqno, data), _keys_of(row))
 
     def add(self, row: Row, keys: list[Key]) -> None:
-        """Know the next row."""
         self.ends = row.seqno
         self._keys.append((row.seqno, keys))
         self._found |= dict.fromkeys(keys, row.seqno)

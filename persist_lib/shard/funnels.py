@@ -68,14 +68,12 @@ class Funnels:
         self._is_stopping = False
 
     def start(self, threads: int = THREADS, joint: int = JOINT_THREADS) -> None:
-        """Start the threads that take the turns."""
         for line in [self._turns] * threads + [self._joint] * joint:
             thread = threading.Thread(target=_serve, args=(line,), name="persist-funnel", daemon=True)
             self._threads.append((thread, line))
             thread.start()
 
     def funnel(self, shard: ShardId) -> Funnel:
-        """The funnel of a shard."""
         with self._lock:
             return self._funnel(shard)
 
@@ -85,7 +83,6 @@ class Funnels:
         return None if found is None else found.machine
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its shard's turn."""
         with self._lock:
             funnel = self._funnel(request.shard)
             funnel.put(request)
@@ -259,7 +256,6 @@ class Heart(Funnels):
     def commit_commands(
         self, proposed: Sequence[Proposed], token: bytes, timeout_s: float, *, is_repeated: bool
     ) -> list[Answered]:
-        """As `TakesCommands` says."""
         deadline = self._runtime.deadline(timeout_s)
         requests = ask(self, proposed, token, ITSELF, deadline, is_repeated=is_repeated)
         try:

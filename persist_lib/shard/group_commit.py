@@ -60,23 +60,14 @@ class Asked(NamedTuple):
     sender: str = ""
 
 
-class Group(NamedTuple):
-    """The row of the first commands of a lot, and the answer to each of them, in their order.
+def prepare_group(
+    machine: Shard, version: Version, asked: Sequence[Asked], now: int
+) -> tuple[Prepared | None, tuple[Answer, ...]]:
+    """The row of as many of the first commands as may be one row after `version`, and the answer to each of them.
 
-    `prepared` is None where none of them changes anything. The answers hold only once the row is committed or, without
-    a row, once a linearizable read has found that the version `on` is the newest.
-    """
-
-    on: Version
-    prepared: Prepared | None
-    answers: tuple[Answer, ...]
-
-
-def prepare_group(machine: Shard, version: Version, asked: Sequence[Asked], now: int) -> Group:
-    """The row of as many of the first commands as may be one row after `version`; of at least one, if there is one.
-
-    `now` is ms of the store's clock. A command that no reader could read again is answered with that error, and
-    does not hurt the others.
+    Of at least one, if there is one; no row where none of them changes anything. The answers hold only once the row is
+    committed or, without a row, once a linearizable read has found that `version` is the newest. `now` is ms of the
+    store's clock. A command that no reader could read again is answered with that error, and does not hurt the others.
     """
     poisoned: dict[int, InvariantViolated] = {}
     while True:
@@ -98,7 +89,7 @@ def prepare_group(machine: Shard, version: Version, asked: Sequence[Asked], now:
         answers = {**poisoned, **dict(zip(places, applied.answers, strict=False))}
         first = len(answers) if len(applied.answers) == len(places) else places[len(applied.answers)]
         prepared = None if row is None else Prepared(machine, version, row, data, applied.state)
-        return Group(version, prepared, tuple(answers[place] for place in range(first)))
+        return prepared, tuple(answers[place] for place in range(first))
 
 
 def _step(one: Asked, answer: Answer) -> Step:
@@ -171,7 +162,6 @@ class Funnel:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits."""
         return not (len(self.queue) or len(self._room))
 
     def turn(self) -> None:
@@ -229,11 +219,9 @@ class Funnel:
         return found
 
     def prepared(self, version: Version, lot: Sequence[Request]) -> tuple[Prepared | None, tuple[Answer, ...]]:
-        """The row of the first requests of a lot, and their answers."""
         now = self.machine.consensus.now()
         asked = [Asked(dated(one.command, now), one.token, one.client) for one in lot]
-        group = prepare_group(self.machine, version, asked, now)
-        return group.prepared, group.answers
+        return prepare_group(self.machine, version, asked, now)
 
     def tell(
         self, lot: Sequence[Request], answers: Sequence[Answer], version: Version, before: State | None = None

@@ -51,7 +51,8 @@ class Leases:
     def __init__(self, config: Config, runtime: Runtime, urls: tuple[str, str] | None) -> None:
         self._config = config
         self._runtime = runtime
-        self._urls = urls
+        self.urls = urls
+        """The URLs of blobs and Consensus; None where no other process can open them (memory)."""
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._kept: dict[str, tuple[Machine, set[str]]] = {}
@@ -64,11 +65,6 @@ class Leases:
         self.failures = 0
         """How often a renewal failed, or the start of the renewing process. Each failure was logged and tried again."""
         enrol(self, Stage.SHARDS)
-
-    @property
-    def urls(self) -> tuple[str, str] | None:
-        """The URLs of blobs and Consensus; None where no other process can open them (memory)."""
-        return self._urls
 
     def after_fork_in_child(self) -> None:
         """Make a new lock. Its holder may be in the parent, as are the thread, process and ids (see `is_inherited`)."""
@@ -250,7 +246,7 @@ class Leases:
             self._failed("could not start the process that renews leases", error)
 
     def _start_process(self) -> None:
-        if self._urls is None or self._closed or not sys.executable:
+        if self.urls is None or self._closed or not sys.executable:
             return
         if self._process is not None:
             if self._process.poll() is None:
@@ -261,7 +257,7 @@ class Leases:
         path = os.pathsep.join(folder for folder in sys.path if folder)
         env = {**os.environ, "PYTHONPATH": path}  # noqa: TID251 - handed on, not read
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
-        self._tell(*self._urls, self._config.lease_ms)  # not as arguments, which every user of the machine may read
+        self._tell(*self.urls, self._config.lease_ms)  # not as arguments, which every user of the machine may read
         for shard, (_, ids) in self._kept.items():
             for id_ in ids:
                 self._tell("keep", shard, id_)

@@ -53,15 +53,10 @@ class Committed(NamedTuple):
     outcome: Outcome | None = None
     due: tuple[str, ...] = ()
 
-    @property
-    def is_read_back(self) -> bool:
-        """Whether its states are those before and after it."""
-        return self.before is not self.after
-
     def calls_for(self, every: int) -> tuple[str, ...]:
         """The upkeep that the writer of this append has to do now. A rollup is due each `every` transitions."""
         # Where nothing was read back, the states are old ones, by which it would be everybody's duty.
-        is_own = self.is_read_back and rollup_is_duty(self.seqno, self.before, self.after, every)
+        is_own = self.before is not self.after and rollup_is_duty(self.seqno, self.before, self.after, every)
         return tuple(dict.fromkeys((*self.due, ROLL_UP))) if is_own else self.due
 
 
@@ -175,7 +170,6 @@ class Shard:
         return self._closed is not None
 
     def check_open(self) -> None:
-        """Raise InvalidUsage when it is closed."""
         if self._closed is not None:
             raise InvalidUsage(f"shard {self.shard}: {self._closed}", shard=self.shard)
 

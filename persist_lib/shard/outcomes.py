@@ -76,7 +76,8 @@ def judge(machine: Machine, token: bytes, lower: Antichain, upper: Antichain) ->
     if (verdict := _by_state(version.state, token, lower, upper)) is not None:
         return verdict
     if version.state.upper <= lower:
-        return Verdict("open", None, _still_open(version.state, lower))
+        reached, begins = (_show(version.state, one) for one in (version.state.upper, lower))
+        return Verdict("open", None, f"upper is {reached}, and has not passed {begins}")
     first: LogRow | None = None
     for row in _rows(machine):
         first = first or row
@@ -162,10 +163,6 @@ def _unknown(state: State, lower: Antichain, upper: Antichain) -> Verdict:
         f"upper is {_show(state, state.upper)}, so all of [{_show(state, lower)}, {_show(state, upper)}) is complete, "
         f"and the shard no longer remembers by which appends: it remembers {oldest}, and its log is truncated",
     )  # fmt: skip
-
-
-def _still_open(state: State, lower: Antichain) -> str:
-    return f"upper is {_show(state, state.upper)}, and has not passed {_show(state, lower)}"
 
 
 def _show(state: State, frontier: Antichain) -> str:

@@ -128,12 +128,8 @@ def refused(
 
 def timed_out(request: Request) -> TimedOut:
     """The error for a command that waited too long. Nothing of it was ever sent to the store."""
-    timeout_s = request.deadline.timeout_s
-    return TimedOut(
-        f"shard {request.shard}: the {type(request.command).__name__} was not committed within {timeout_s:g} s, "
-        "and will not be; this call changed nothing. Try again, or with a longer timeout",
-        shard=request.shard, timeout_s=timeout_s,
-    )  # fmt: skip
+    why = f"and the {type(request.command).__name__} was not committed, and will not be"
+    return request.deadline.gave_up(f"shard {request.shard}", why, shard=request.shard)
 
 
 def stopped(shard: ShardId) -> Overloaded:
@@ -184,8 +180,8 @@ class Queue:
     A request counts until it is answered, also after it was taken: only then is its token known to be remembered.
     """
 
-    def __init__(self, shard: ShardId, most: int = WAITING_MOST, of_a_client: int = OF_A_CLIENT_MOST) -> None:
-        self._shard, self._most, self._of_a_client = shard, most, of_a_client
+    def __init__(self, shard: ShardId) -> None:
+        self._shard = shard
         self._lock = threading.Lock()
         self._urgent: deque[Request] = deque()
         self._first: deque[Request] = deque()
@@ -209,7 +205,7 @@ class Queue:
             if request.is_urgent and len(self._urgent) < URGENT_MOST:
                 self._urgent.append(request)
                 return
-            bounds = (self._most, self._of_a_client, of_a_writer)
+            bounds = (WAITING_MOST, OF_A_CLIENT_MOST, of_a_writer)
             for (counted, name), most in zip(self._counters(request), bounds, strict=False):
                 if (waiting := counted[name]) >= most:
                     raise Overloaded(

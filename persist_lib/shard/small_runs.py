@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain, takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -57,15 +57,8 @@ def gather(
     return _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)()
 
 
-class Narrow(Protocol):
-    """Some columns that are gathered, as rows of another schema."""
-
-    @property
-    def schema(self) -> Schema: ...
-    @property
-    def columns(self) -> Sequence[str] | None: ...
-    @property
-    def finish(self) -> Callable[[pa.Table], pa.Table]: ...
+Narrow = tuple[Schema, Sequence[str] | None, Callable[[pa.Table], pa.Table]]
+"""Some columns that are gathered, as rows of another schema: that, the columns to read, and what makes the rows."""
 
 
 def gather_contents(
@@ -76,12 +69,12 @@ def gather_contents(
     Reading is begun; the answer waits for it.
     """
 
-    def read(run: TaskInput) -> pa.Table:
-        if narrow is None:
-            return _read_run(stored, run, None, times=False)
-        return narrow.finish(_read_run(stored, run, narrow.columns, times=False))
+    schema, columns, finish = narrow or (stored.schema, None, None)
 
-    schema = stored.schema if narrow is None else narrow.schema
+    def read(run: TaskInput) -> pa.Table:
+        table = _read_run(stored, run, columns, times=False)
+        return table if finish is None else finish(table)
+
     return _gather(stored, schema, inputs, limit_bytes, pool, read, fewest=1)
 
 

@@ -66,7 +66,8 @@ def stretches(
     # A range takes as much from each run as the others leave to it.
     grain = wanted_bytes // max(1, len(inputs))
     every = [(run, part) for run in inputs for part in run.parts]
-    worth = [i for i, (_, part) in enumerate(every) if _is_worth_a_look(part, grain, is_within=within is not None)]
+    large = [i for i, (_, part) in enumerate(every) if part.inline is None and part.size > grain]
+    worth = [i for i in large if within is not None or every[i][1].key_lower < every[i][1].key_upper]
     chosen = _sample(worth, every)
     sources = [source_of(blob, shard, every[index][1], every[index][0], schemas) for index in chosen]
     look = _look_into if within is None else partial(_look_into, within=within)
@@ -111,10 +112,6 @@ def _values_of(stored: Stored, column: int, run: TaskInput) -> list[int]:
     values = integers(table.column(name).drop_null())
     found: list[int] = values[:: max(1, len(values) // VALUES)].tolist()
     return found
-
-
-def _is_worth_a_look(part: Part, grain: int, *, is_within: bool) -> bool:
-    return part.inline is None and part.size > grain and (is_within or part.key_lower < part.key_upper)
 
 
 def _sample(indices: list[int], every: Sequence[tuple[TaskInput, Part]]) -> dict[int, None]:

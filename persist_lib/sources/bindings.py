@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from persist_lib.catalog.metadata_shard import append_once, out_of_time, unheld
+from persist_lib.catalog.metadata_shard import append_once, unheld
 from persist_lib.catalog.records import OF_SOURCES
 from persist_lib.client import Client
 from persist_lib.errors import Corrupt, InvalidUsage, SinceViolation, UpperMismatch
@@ -179,7 +179,7 @@ class Bindings:
             else:
                 return
             if deadline.has_passed():
-                raise out_of_time(f"bindings {self.shard}", deadline, f"other minters were first {races} times")
+                raise deadline.gave_up(f"bindings {self.shard}", f"as other minters were first {races} times")
 
     def get_binding(self, partition: str, address: int, mark: Mark, deadline: Deadline) -> tuple[Mark, int]:
         """Answer the binding that a message belongs to, and its time; mint one up to `mark` if none covers it.

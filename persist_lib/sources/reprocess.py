@@ -15,7 +15,6 @@ import msgspec
 import pyarrow as pa
 
 from persist_lib.catalog.comparing import Comparison
-from persist_lib.catalog.metadata_shard import out_of_time
 from persist_lib.errors import HandoverRefused, InvalidUsage, NotFound, TimedOut
 from persist_lib.kernel.multiplicity import built
 from persist_lib.runtime.ambient import Deadline
@@ -247,10 +246,8 @@ def fill(mending: Ingestion, deadline: Deadline, beyond: int = 0) -> int:
             if deadline.has_passed():
                 raise
         if deadline.has_passed():
-            raise out_of_time(
-                f"source {mending.record.name!r}", deadline,
-                "its messages are still being decoded again. The same call continues where this one ended",
-            )  # fmt: skip
+            why = "as its messages are still being decoded again. The same call continues where this one ended"
+            raise deadline.gave_up(f"source {mending.record.name!r}", why)
         deadline.pause(PAUSE_S)
 
 

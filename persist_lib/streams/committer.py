@@ -23,7 +23,6 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.append_queue import Answer, Outbox, one_by_one
 from persist_lib.relation.appends import Appended, AppendFuture, Pending, copied
-from persist_lib.relation.registration import timed_out
 from persist_lib.relation.writer import Append, append_together
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
@@ -96,7 +95,7 @@ class Committer:
             return call
 
         try:
-            return self._outbox.accept_made(make, size, deadline, self._send, block=True)
+            return self._outbox.accept(make, size, deadline, self._send, block=True)
         except BaseException:
             for call in made:
                 call.future.cancel()
@@ -160,7 +159,8 @@ class Committer:
     def _carried_out(self, calls: Sequence[Call]) -> Sequence[Answer]:
         deadline = calls[0].deadline
         if deadline.has_passed():
-            raise timed_out(_named(calls), deadline, "calls accepted before it took that long")
+            why = "as calls accepted before it took that long"
+            raise deadline.gave_up(f"shard {_named(calls)}", why, shard=_named(calls))
         ops = [op for call in calls for op in call.ops]
         steps = plan(ops, {op.stream: self.streams[op.stream].upper for op in ops})
         check_since(steps)

@@ -25,10 +25,9 @@ from persist_lib.relation.registration import Registration
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.admin import claim, retire_writers
+from persist_lib.shard.admin import claim, create_if_missing, retire_writers
 from persist_lib.shard.commit import Build, Committed, Done, Machine, Undone, Wanted, try_commit_all
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.schemas import create_if_missing
 from persist_lib.streams.stream_list import LAYER, Record
 
 log = logging.getLogger("persist.streams")

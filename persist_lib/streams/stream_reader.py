@@ -19,12 +19,11 @@ from persist_lib.core.state import State
 from persist_lib.errors import InvalidUsage, PersistError, SinceViolation
 from persist_lib.frontier import MAX_TIME, TOP, Antichain, at
 from persist_lib.kernel.columns import at_time
-from persist_lib.relation.conversions import consolidated_table
 from persist_lib.relation.held import kept_of
 from persist_lib.relation.listen import BACK_OFF, Event, Listen, Patience, Progress, Updates
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection
-from persist_lib.relation.snapshot import Snapshot, snapshot_known
+from persist_lib.relation.snapshot import Snapshot, consolidated_table, snapshot_known
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.follow import Follow
 from persist_lib.runtime.forks import Stage, enrol

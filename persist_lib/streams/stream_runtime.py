@@ -23,8 +23,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.runtime.threads import Resource
 from persist_lib.schema.schema import Schema, check_schema
+from persist_lib.shard.admin import schema_id
 from persist_lib.shard.commit import Wanted
-from persist_lib.shard.schemas import schema_id
 from persist_lib.streams.committer import Committer, deadline_of
 from persist_lib.streams.lock import WriterLock, fence
 from persist_lib.streams.stream_list import LAYER, Catalog, Record, parse_stream_name, shard_name

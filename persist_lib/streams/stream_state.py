@@ -30,8 +30,8 @@ from persist_lib.relation.conversions import selected
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import Append, WriteHandle
 from persist_lib.schema.schema import DIFF, TIME, Column, Schema
+from persist_lib.shard.admin import schema_id
 from persist_lib.shard.commit import Machine
-from persist_lib.shard.schemas import schema_id
 from persist_lib.streams.lock import HOLD, FencedRegistration, WriterLock
 from persist_lib.streams.stream_list import Record
 

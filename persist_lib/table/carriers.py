@@ -41,8 +41,7 @@ from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.admin import Downgraded, check_evolves
 from persist_lib.shard.numbers import filling_of
 from persist_lib.shard.refusals import refused
-from persist_lib.table.carrier import Carrier, KeptDeletes, Make, TableDescription, Wal
-from persist_lib.table.open_handles import OpenHandles
+from persist_lib.table.carrier import Carrier, KeptDeletes, Make, OpenHandles, TableDescription, Wal
 from persist_lib.timeline.tables import execute
 from persist_lib.times import Times
 
@@ -198,7 +197,6 @@ class _Listed(Carrier):
         )  # fmt: skip
 
     def _kept_deletes(self) -> KeptDeletes | None:
-        """How it keeps deleted keys."""
         contents = self.controller.catalog.latest()
         record = contents.named(self.name)
         marks = [] if record is None else contents.marks_of(record)
@@ -439,7 +437,6 @@ def _move_hold(on: Carrier, name: str, until: int) -> None:
 
 
 def _holds_in(state: State) -> dict[str, Antichain]:
-    """The holds of users, by name."""
     own = {RETENTION, HOLD, MARK, NAMED}
     return {n: hold.since for n, hold in sorted(state.holds.items()) if n not in own and not n.startswith(HOLDS)}
 

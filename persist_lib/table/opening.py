@@ -90,7 +90,6 @@ def make_table(client: Client, name: str, schema: Schema) -> None:
 
 
 def _stands_alone(client: Client, name: str) -> bool:
-    """Whether a shard of this name is the table of this name."""
     try:
         return has_shard(client, name)
     except NotAllowed:  # the shard may be of a table that was renamed, and this client may use the one named so now
@@ -137,7 +136,11 @@ def _one_of(name: str, wanted: Sequence[Schema], schemas: Sequence[Schema]) -> S
     for schema in wanted:
         if (known := known_among(schema, schemas)) is not None:
             return known
-    raise _mismatch(name, wanted[0], schemas[-1])
+    raise SchemaMismatch(
+        f"table {name!r} has the schema {schemas[-1]}, and not {wanted[0]}. Nothing was changed. Open it without a "
+        "schema, or give the new one another name",
+        table=name, expected=wanted[0], actual=schemas[-1],
+    )  # fmt: skip
 
 
 def _not_there(client: Client, name: str, contents: Contents) -> NotFound:
@@ -146,14 +149,6 @@ def _not_there(client: Client, name: str, contents: Contents) -> NotFound:
     if now is not None:
         advice = f"it was renamed, and is {now!r} now. `persist create {name}` makes a new one of the former name"
     return NotFound(f"there is no table {name!r} in {client.url}: {advice}", table=name, renamed=now)
-
-
-def _mismatch(name: str, wanted: Schema, actual: Schema) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"table {name!r} has the schema {actual}, and not {wanted}. Nothing was changed. Open it without a schema, or "
-        "give the new one another name",
-        table=name, expected=wanted, actual=actual,
-    )  # fmt: skip
 
 
 def tables_in(client: Client) -> list[str]:

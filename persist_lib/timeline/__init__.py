@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from persist_lib.relation.statements import Done
 from persist_lib.timeline.table_listen import TableListen
-from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.tables import Tables
 from persist_lib.timeline.transaction import Transaction
+from persist_lib.timeline.view import TableSnapshot
 from persist_lib.timeline.wal_apply import Applied, Behind, Lag
 
 __all__ = ["Applied", "Behind", "Done", "Lag", "TableListen", "TableSnapshot", "Tables", "Transaction"]

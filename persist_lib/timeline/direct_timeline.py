@@ -21,9 +21,8 @@ from persist_lib.relation.registration import Named
 from persist_lib.relation.row_selection import RowSelection, recast
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import comes_before
-from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
-from persist_lib.timeline.view import View, needs_settling, pause
+from persist_lib.timeline.view import TableSnapshot, View, in_memory, needs_settling, pause
 
 
 class YoloLine(Line):
@@ -54,7 +53,6 @@ class YoloLine(Line):
             self._advance(view, upper + 1, deadline)
 
     def contents(self, view: View, as_of: int, wanted: RowSelection, deadline: Deadline) -> pa.Table:  # noqa: ARG002
-        """Those of the newest rendition."""
         return view.contents(view.timeline().last, as_of, wanted)
 
     def changed(self, view: View, from_: int, to: int, wanted: RowSelection) -> pa.Table | None:
@@ -101,17 +99,9 @@ class YoloLine(Line):
         return self.decided(span.rendition.names[0], name, lambda upper: self._advance(view, upper, deadline))
 
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:
-        """Advance the table."""
         self.again(lambda: self._advance(self.view(name), upper, deadline), deadline)
 
-    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
-        """Advances the table to the read time, if it lags. A client that may only read waits for others to do so."""
-        time = self.time_of(name, asked, deadline)
-        with self.pinned(time):
-            return self.again(lambda: self._snapshot(name, time, asked, want, deadline), deadline)
-
     def reset(self) -> None:
-        """Give up what this process holds."""
         with self.lock:
             super().reset()
             for _, write in self._writers.values():
@@ -119,6 +109,7 @@ class YoloLine(Line):
             self._writers.clear()
 
     def _snapshot(self, name: str, time: int, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """Advances the table to the read time, if it lags. A client that may only read waits for others to do so."""
         view = self.view(name)
         while True:
             view.freshen(self.heads)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack, get_args
 
 import pyarrow.compute as pc
 
-from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, parse_text, shown
+from persist_lib.arguments import not_pickled, parse_flag, parse_seconds, shown
 from persist_lib.catalog.answers import integer_times
 from persist_lib.catalog.collection_arguments import Retention
 from persist_lib.catalog.command_log import Acting
@@ -23,7 +23,7 @@ from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation import held
 from persist_lib.relation.changes import Changes, MemoryUpdates
 from persist_lib.relation.listen import Updates
-from persist_lib.relation.reader import PURPOSE_LETTERS
+from persist_lib.relation.reader import parse_window
 from persist_lib.relation.registration import Named, bounds_of, since_of
 from persist_lib.relation.row_selection import Asked, ReadArguments, RowSelection
 from persist_lib.relation.statements import Change, Delete, Done, Insert, Statement, Update, Upsert
@@ -32,10 +32,10 @@ from persist_lib.runtime.threads import Resource
 from persist_lib.schema.evolution import fresh, named_as
 from persist_lib.schema.schema import Schema, check_schema, comes_before, with_times
 from persist_lib.timeline.table_listen import TableListen
-from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.timeline import AsOf, Line
 from persist_lib.timeline.timelines import Timelines, line_of
 from persist_lib.timeline.transaction import Transaction, run
+from persist_lib.timeline.view import TableSnapshot
 from persist_lib.timeline.wal_apply import Applied, Lag, apply, fetch_lag
 from persist_lib.timeline.wal_timeline import WalLine
 from persist_lib.timeline.wal_truncation import tidy
@@ -66,11 +66,9 @@ class Tables(Acting, Resource):
     the timeline's WAL, and by `apply` to the tables.
     """
 
-    def __init__(self, controller: Controller, *, owner: str = "") -> None:
-        self.controller = controller
-        self.client = controller.client
-        self._owner = parse_text(owner, "owner", PURPOSE_LETTERS)
-        self._timelines = Timelines(controller.catalog, self._owner)
+    def __init__(self, controller: Controller) -> None:
+        self.controller, self.client = controller, controller.client
+        self._timelines = Timelines(controller.catalog)
 
     def create(
         self, name: str, schema: Schema, *, shards: int = 1, timeline: str = DEFAULT, mode: TableMode | None = None,
@@ -104,8 +102,7 @@ class Tables(Acting, Resource):
 
     def list(self) -> list[str]:
         """The names of all tables, sorted."""
-        contents = self.controller.catalog.fetch()
-        return contents.names("table")
+        return self.controller.catalog.fetch().names("table")
 
     def drop(
         self, name: str, *, dry_run: bool = False, command: str | None = None, timeout: float | None = None
@@ -239,7 +236,7 @@ class Tables(Acting, Resource):
         timeout = None if timeout is None else parse_seconds(timeout)
 
         def act(line: Line) -> TableListen:
-            own = line_of(self.controller.catalog, line.record, self._owner or "listen")
+            own = line_of(self.controller.catalog, line.record, "listen")
             return TableListen(own, name, time, end, timeout, schema)
 
         return self._timelines.with_table(name, act)
@@ -255,11 +252,8 @@ class Tables(Acting, Resource):
         since (None: when any history was given up), and InvalidUsage where `to` is before `from_`. `schema` is as in
         `read`.
         """
-        times = self._times()
-        first = None if (start := times.start(from_, "from_")) < 0 else start
-        last = None if to is None else times.as_of(to, "to")
-        if first is not None and last is not None and last < first:
-            raise InvalidUsage(f"changes go forward: to must be {first} or later, got {last}", from_=from_, to=to)
+        first, last = parse_window(self._times(), from_, to)
+        start = -1 if first is None else first
         with self.read(name, last, keys=[], timeout=timeout) as snapshot:  # waits, and advances a table that lags
             end = max(start, snapshot.as_of)
         listening = self.listen(name, first, until=end + 1, timeout=timeout, schema=schema)

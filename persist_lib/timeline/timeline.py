@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import NamedTuple, TypeVar
 
@@ -41,23 +41,14 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema, comes_before
 from persist_lib.shard.committer import until_decided
 from persist_lib.shard.outcomes import find_placed
-from persist_lib.timeline.table_snapshot import TableSnapshot
-from persist_lib.timeline.view import Heads, View, pause
+from persist_lib.timeline.view import Heads, TableSnapshot, View, pause
 from persist_lib.times import show_time
 
 T = TypeVar("T")
 Want = Callable[[Schema, Callable[[Schema], Schema]], RowSelection]
 """Makes of a table's columns, and of what it knows of others that it had, what is wanted of it."""
-Sending = Callable[[bytes], None]
-"""Gets the token of an append before that is sent."""
-
-
 Sender = Callable[[Indeterminate | None], bool]
 """Sends an append; it gets the first unknown outcome of those before. Whether it is there."""
-
-
-def no_matter(_token: bytes) -> None:
-    """Ignore the token."""
 
 
 class AsOf(NamedTuple):
@@ -76,28 +67,16 @@ class AsOf(NamedTuple):
         return self.newest or self.time is None
 
 
-class Committed(NamedTuple):
-    """The time of a commit, and the token by which its outcome can be found out."""
-
-    time: int
-    token: bytes
-
-
 class Line(ABC):
     """A timeline. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, record: TimelineRecord, owner: str) -> None:
-        self.catalog, self.record, self.owner = catalog, record, owner
+        self.catalog, self.record, self.owner, self.name = catalog, record, owner, record.name
         self.client: Client = catalog.client
         self.heads = Heads(self.client)
         self.lock = RLock()
         self._views: dict[str, View] = {}
         self._pins: Counter[int] = Counter()
-
-    @property
-    def name(self) -> str:
-        """The timeline's name."""
-        return self.record.name
 
     @abstractmethod
     def read_time(self, deadline: Deadline) -> int:
@@ -116,8 +95,9 @@ class Line(ABC):
         """What was added to the wanted rows in `(from_, to]`. None: they have to be read again."""
 
     def try_commit(
-        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline, sending: Sending = no_matter
-    ) -> Committed | None:
+        self, changes: Sequence[tuple[View, pa.Table]], as_of: int, deadline: Deadline,
+        sending: Callable[[bytes], object] | None = None,
+    ) -> Named | None:  # fmt: skip
         """Commit changes that were made of the contents as of a time, by one append. None if something was since.
 
         `sending` gets the token first. Raises Indeterminate, with the token, if it is not known at the deadline
@@ -125,8 +105,9 @@ class Line(ABC):
         """
         name = Named.fresh(self.client.runtime, at(as_of + 1), self.next_time(self.least(as_of + 1)))
         send = self.sender(changes, name, deadline)
-        sending(name.token)
-        return Committed(name.time, name.token) if until_decided(send, deadline) else None
+        if sending is not None:
+            sending(name.token)
+        return name if until_decided(send, deadline) else None
 
     def least(self, lower: int) -> int:
         """The least time of a commit that begins at `lower`."""
@@ -159,9 +140,15 @@ class Line(ABC):
     def complete(self, name: str, upper: int, deadline: Deadline) -> None:
         """Say by one empty append that nothing comes before `upper` any more, for a read of this table."""
 
-    @abstractmethod
     def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
         """The contents of a table, for a caller of `read`."""
+        time = self.time_of(name, asked, deadline)
+        with self.pinned(time):
+            return self.again(lambda: self._snapshot(name, time, asked, want, deadline), deadline)
+
+    @abstractmethod
+    def _snapshot(self, name: str, time: int, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
+        """The contents as of a time that the timeline has passed."""
 
     def time_of(self, name: str, asked: AsOf, deadline: Deadline) -> int:
         """The time that a read is of, once the timeline has passed it. Raises NotComplete.
@@ -264,12 +251,7 @@ class Line(ABC):
         return Keeping(view.name, schema, kept.column, found.schema), found
 
     def dropped(self, name: str) -> NotFound:
-        """The error for a table that is not there any more."""
         return NotFound(f"table {name!r} was dropped. Nothing was written", table=name)
-
-    def views(self) -> list[View]:
-        """The tables that this process has open."""
-        return list(self._views.values())
 
     def tables(self) -> list[CollectionRecord]:
         """The tables on this line, as of the last look."""
@@ -279,13 +261,11 @@ class Line(ABC):
     @contextmanager
     def at_newest(self, view: View, deadline: Deadline) -> Iterator[int]:
         """The newest time for a statement, kept."""
-        with self.lock:
-            as_of = self.newest(view, deadline)
-            self._pins[as_of] += 1
-        try:
+        with ExitStack() as pins:
+            with self.lock:
+                as_of = self.newest(view, deadline)
+                pins.enter_context(self.pinned(as_of))
             yield as_of
-        finally:
-            self._unpin(as_of)
 
     @contextmanager
     def pinned(self, as_of: int) -> Iterator[None]:
@@ -295,13 +275,10 @@ class Line(ABC):
         try:
             yield
         finally:
-            self._unpin(as_of)
-
-    def _unpin(self, as_of: int) -> None:
-        with self.lock:
-            self._pins[as_of] -= 1
-            if not self._pins[as_of]:
-                del self._pins[as_of]
+            with self.lock:
+                self._pins[as_of] -= 1
+                if not self._pins[as_of]:
+                    del self._pins[as_of]
 
     def oldest(self, time: int) -> int:
         """The oldest time that is still needed, at most `time`."""
@@ -325,11 +302,9 @@ class Line(ABC):
             self._views.clear()
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         self.reset()
 
     def out_of_time(self, deadline: Deadline, why: str) -> TimedOut:
-        """The error for a call that wrote nothing before its deadline."""
         return deadline.gave_up(f"timeline {self.name!r}", f"as {why}", timeline=self.name)
 
     def base(self, view: View, span: Span, as_of: int, want: Want) -> TableSnapshot:

@@ -23,12 +23,11 @@ T = TypeVar("T")
 class Timelines:
     """The timelines that one process uses. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, owner: str) -> None:
-        self._catalog, self._owner = catalog, owner
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._lines: dict[str, Line] = {}
 
     def records(self) -> list[TimelineRecord]:
-        """All that are in the catalog, by name."""
         return sorted(self._catalog.fetch().timelines.values(), key=lambda record: record.name)
 
     def line(self, name: str) -> Line:
@@ -91,13 +90,12 @@ class Timelines:
         return record
 
     def close(self) -> None:
-        """Close what is open. Idempotent."""
         for line in self._lines.values():
             line.close()
         self._lines.clear()
 
     def _open(self, record: TimelineRecord) -> Line:
-        return self._lines.setdefault(record.name, line_of(self._catalog, record, self._owner))
+        return self._lines.setdefault(record.name, line_of(self._catalog, record, ""))
 
 
 def line_of(catalog: Catalog, record: TimelineRecord, owner: str) -> Line:

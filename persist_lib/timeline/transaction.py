@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, Unpack
 
 import pyarrow as pa
@@ -23,9 +22,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import named_as
 from persist_lib.schema.schema import Schema
-from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import Line
-from persist_lib.timeline.view import View
+from persist_lib.timeline.view import TableSnapshot, View, in_memory
 from persist_lib.timeline.wal_timeline import WalLine
 
 if TYPE_CHECKING:
@@ -197,9 +195,7 @@ class Transaction:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None and self._is_open:
             self.commit()
         self._end()

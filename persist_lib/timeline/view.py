@@ -1,6 +1,8 @@
-"""One table as one process sees it: the rendition that it is at a time, and what its shards have of it."""
+"""One table as one process sees it: the rendition that it is at a time, what its shards have of it, its contents."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -11,12 +13,14 @@ from persist_lib.catalog.writer import CollectionWriter
 from persist_lib.client import Client
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.ids import SeqNo
+from persist_lib.location.wrap.spending import Spending
 from persist_lib.relation.changes import changes_known
-from persist_lib.relation.held import kept_of
+from persist_lib.relation.held import Named, kept_of
 from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.row_selection import RowSelection, summed
-from persist_lib.relation.snapshot import PlaceContents
-from persist_lib.runtime.ambient import Deadline
+from persist_lib.relation.row_selection import View as Shown
+from persist_lib.relation.snapshot import MemoryContents, PlaceContents, SnapshotOf
+from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.schema.empty import empty_table
 from persist_lib.schema.evolution import place_of
 from persist_lib.schema.schema import TIME, Schema, comes_before, with_models
@@ -35,7 +39,6 @@ class Heads:
         self._newest: dict[str, SeqNo] = {}
 
     def look(self) -> None:
-        """Ask: one request."""
         if asked := list(self._asked):
             self._newest = dict.fromkeys(asked, SeqNo(0)) | self._client.consensus.heads(asked)
 
@@ -67,17 +70,14 @@ class View:
 
     @property
     def id(self) -> str:
-        """The table's minted id."""
         return self.record.id
 
     @property
     def name(self) -> str:
-        """The table's name when it was opened."""
         return self.record.name
 
     @property
     def schema(self) -> Schema:
-        """The table's columns."""
         return self.reader.schema
 
     def timeline(self) -> Timeline:
@@ -85,14 +85,12 @@ class View:
         return self.reader.timeline(is_known=True)
 
     def freshen(self, heads: Heads) -> None:
-        """Read what has changed of the table's shards."""
         heads.freshen(self.record.shard)
         for span in self.timeline().spans[-2:]:
             for name in span.rendition.names:
                 heads.freshen(name)
 
     def fetch(self) -> None:
-        """Read the newest states of the table's shards."""
         for span in self.timeline().spans[-2:]:
             for name in span.rendition.names:
                 self.client.machine(name).fetch()
@@ -130,7 +128,6 @@ class View:
         return _time(found.meet(timeline.upper))
 
     def handles(self, span: Span) -> list[ReadHandle]:
-        """Readers of the shards of a span's rendition."""
         return self.reader.shards_of(span.rendition)
 
     def contents(self, span: Span, time: int, wanted: RowSelection) -> pa.Table:
@@ -149,7 +146,6 @@ class View:
         return wanted.kept(summed(wanted.schema, *tables))
 
     def let_go(self, time: int) -> None:
-        """Give up history before a time."""
         if time > 0:
             kept_of(self.reader).let_go(at(time))
 
@@ -169,7 +165,6 @@ class View:
         return self._writers[rendition.number]
 
     def close(self) -> None:
-        """Give up what it holds."""
         for write in self._writers.values():
             write.close()
         self._writers.clear()
@@ -191,3 +186,27 @@ def _time(upper: Antichain) -> int:
 def pause(deadline: Deadline) -> None:
     """Give others time."""
     deadline.pause(0.02)
+
+
+class TableSnapshot(SnapshotOf[PlaceContents | MemoryContents]):
+    """A table's contents as of the time `as_of`: each row as often as it is there, and `diff` as of a shard's snapshot.
+
+    They are read when they are asked for, in bounded memory. Where rows are in the WAL and not in the table yet, they
+    are in memory, whole: that is what the filter, the keys and the columns of the call leave of them.
+    """
+
+    def __init__(
+        self, name: str, as_of: int, view: Shown, parts: Sequence[PlaceContents | MemoryContents], runtime: Runtime
+    ) -> None:
+        super().__init__(Named("table", name), as_of, view, parts, runtime, Spending())
+
+    def _read_now(self) -> TableSnapshot:
+        """The same in memory, as the reader of its shards is closed after this."""
+        parts = [MemoryContents(self._view.schema, self._consolidated_table())]
+        return TableSnapshot(self.name, self.as_of, self._view, parts, self._runtime)
+
+
+def in_memory(name: str, as_of: int, wanted: RowSelection, rows: pa.Table, runtime: Runtime) -> TableSnapshot:
+    """The wanted rows, which were read already, with all their columns."""
+    view = Shown(wanted.shown or wanted.schema, wanted.columns, 0, diff=wanted.diff)
+    return TableSnapshot(name, as_of, view, [MemoryContents(wanted.schema, wanted.narrowed(rows))], runtime)

@@ -135,11 +135,9 @@ class Tail:
         self.start, self.size = start, 0
 
     def of(self, table: str, after: int, to: int) -> list[Entry]:
-        """The entries of a table with times in `(after, to]`."""
         return [entry for entry in self._by_table.get(table, ()) if after < entry.time <= to]
 
     def tables(self) -> list[str]:
-        """The tables that have entries."""
         return [table for table, entries in self._by_table.items() if entries]
 
     def drop(self, table: str, to: int) -> None:
@@ -153,7 +151,6 @@ class Tail:
                 del self._by_table[table]
 
     def forget(self, to: int) -> None:
-        """Forget all entries up to a time."""
         if to > self.start:
             self.start = to
             for table in self.tables():

@@ -32,9 +32,8 @@ from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF
 from persist_lib.shard.outcomes import Verdict, forgotten
 from persist_lib.timeline import wal_apply
-from persist_lib.timeline.table_snapshot import TableSnapshot, in_memory
 from persist_lib.timeline.timeline import AsOf, Line, Sender, Want
-from persist_lib.timeline.view import View, needs_settling, pause
+from persist_lib.timeline.view import TableSnapshot, View, in_memory, needs_settling, pause
 from persist_lib.timeline.wal_cache import Entry, Tail, encoded, entries_of
 
 COLUMNS = [*SCHEMA.names, DIFF]
@@ -93,7 +92,6 @@ class WalLine(Line):
             self._load()
 
     def read_time(self, deadline: Deadline) -> int:
-        """The newest time of the WAL."""
         self.again(self.look, deadline)
         return self.upper - 1
 
@@ -163,12 +161,6 @@ class WalLine(Line):
         """Advance the WAL, and never a table: what is definite and comes later would count as covered, and be lost."""
         self.writer().advance_upper(upper, timeout=deadline.left_s())
 
-    def snapshot(self, name: str, asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
-        """Waits until the WAL has passed the time."""
-        time = self.time_of(name, asked, deadline)
-        with self.pinned(time):
-            return self.again(lambda: self._snapshot(name, time, want, deadline), deadline)
-
     def entries(self, table: str, after: int, to: int) -> Entries:
         """The rows of a table with times in `(after, to]`. Raises SinceViolation where the WAL has given up some."""
         with self.lock:
@@ -205,7 +197,6 @@ class WalLine(Line):
             self._catch_up(view, as_of, upper, deadline)
 
     def writer(self) -> WriteHandle:
-        """The handle that commits."""
         if self._writer is None:
             self._writer = self.client.open_writer(self.shard, SCHEMA, layer=LAYER)
         return self._writer
@@ -220,7 +211,6 @@ class WalLine(Line):
                 self._reader = None
 
     def close(self) -> None:
-        """Close what it has open. Idempotent."""
         super().close()
         if self._writer is not None:
             self._writer.close()
@@ -282,7 +272,7 @@ class WalLine(Line):
         self.tail.drop(view.id, done)
         view.let_go(done)
 
-    def _snapshot(self, name: str, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
+    def _snapshot(self, name: str, time: int, _asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
         view = self.view(name)
         if at(time) < view.reader.since:
             with self.older(name) as old:

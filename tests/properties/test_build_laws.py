@@ -12,10 +12,11 @@ from persist_lib.errors import DiffOverflow
 from persist_lib.frontier import MINIMUM, at
 from persist_lib.ids import ShardId, format_writer_id
 from persist_lib.kernel.merge import merge_runs
-from persist_lib.location.memory.location import MemoryBlob
+from persist_lib.location.memory.location import MemoryBlob, MemoryConsensus
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.batches import Builder, Built
+from persist_lib.shard.machine import Shard
 from persist_lib.shard.runs import Stored, inputs_of
 from persist_lib.testing.faults import ManualClock
 from tests.properties.kernel_updates import Update, build, read, totals
@@ -35,9 +36,8 @@ def updates() -> st.SearchStrategy[list[Update]]:
 
 def built(blob: MemoryBlob, tables: list[list[Update]], part_bytes: int, inline_bytes: int, runtime: Runtime) -> Built:
     config = Config().model_copy(update={"part_bytes": part_bytes})
-    builder = Builder(
-        SHARD, lambda: format_writer_id(1), SCHEMA, 0, blob, config, runtime, runtime.deadline(60.0)
-    )  # fmt: skip
+    shard = Shard(SHARD, blob, MemoryConsensus(), config, runtime)
+    builder = Builder(shard, lambda: format_writer_id(1), SCHEMA, 0, runtime.deadline(60.0))
     pieces = (build(SCHEMA, some) for some in tables)
     return builder.build(pieces, MINIMUM, at(2), inline_bytes=inline_bytes, by_time=True)
 

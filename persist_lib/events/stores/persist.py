@@ -32,10 +32,9 @@ from persist_lib.relation.registration import Registration
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import Schema
-from persist_lib.shard.admin import retire_writers
+from persist_lib.shard.admin import create_if_missing, retire_writers, schema_id
 from persist_lib.shard.commit import Build, Committed, Machine
 from persist_lib.shard.leases import Leases
-from persist_lib.shard.schemas import create_if_missing, schema_id
 
 Row = tuple[int, int, memoryview, memoryview]
 DEFAULT = "events"

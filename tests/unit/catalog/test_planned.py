@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -82,7 +82,7 @@ def test_a_rival_amid_it_makes_that_less_is_done_and_never_another_thing(world: 
                 write(other, "a", 10, 15)
             return tend(controller, *args, **kwargs)
 
-    done = apply(Interrupted(), steps, None)
+    done = apply(cast(Controller, Interrupted()), steps, None)
     assert looked == 2
     assert since(controller, "a") == 0, "what is due now was not planned"
     assert [step.subject for step in done.waiting if "a person decides" in step.reason]

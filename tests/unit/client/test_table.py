@@ -29,9 +29,9 @@ from persist_lib.maintain import Worker
 from persist_lib.relation.listen import Updates
 from persist_lib.testing import Outcome
 from persist_lib.timeline.table_listen import TableListen
-from persist_lib.timeline.table_snapshot import TableSnapshot
 from persist_lib.timeline.tables import Tables
 from persist_lib.timeline.transaction import Transaction
+from persist_lib.timeline.view import TableSnapshot
 from tests.unit.relation.carriers import (
     KINDS,
     SCHEMA,

@@ -18,11 +18,13 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.kernel import multiplicity
-from persist_lib.relation.conversions import Rows
+from persist_lib.relation.snapshot import SnapshotOf
 from persist_lib.sources.envelopes import upserted
 from persist_lib.sources.targets import Target
 from tests.unit.pending_area.areas import Area
 from tests.worlds import World
+
+Rows = SnapshotOf[Any]
 
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"cents": "int64"})
 BAG = [(1, 100), (1, 100), (1, 100), (2, 100), (3, 7)]

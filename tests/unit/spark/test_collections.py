@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist_lib as persist
 from persist_lib.catalog import Controller
-from persist_lib.shard.schemas import create_if_missing
+from persist_lib.shard.admin import create_if_missing
 from persist_lib.spark.source import PersistSource
 from tests.unit.spark.test_streaming_reads import Sink
 from tests.unit.spark.worlds import SCHEMA, TINY, Data, Stream, added, drawn, load, read, rows, source

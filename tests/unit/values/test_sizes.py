@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 LONG = {"core/transitions.py change"}
 """The table of transitions: a line for each command and refusal."""
 MANY = {
-    "catalog/handover.py hand_over", "events/loop.py __init__", "relation/base_reader.py snapshot",
+    "catalog/handover.py hand_over", "events/loop.py __init__", "relation/reader.py snapshot",
     "streams/lifecycle.py open", "table/table.py read", "timeline/tables.py create",
     "maintain/survey.py __init__",
 }  # fmt: skip
