@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from persist_lib import public
-    from persist_lib.public import *  # noqa: F403 - what `__getattr__` finds
+    from persist_lib.errors import *  # noqa: F403 - what `__getattr__` finds
+    from persist_lib.public import *  # noqa: F403
 
     __version__: str
     __all__: list[str] = []

@@ -33,14 +33,13 @@ from persist_lib.maintain.merge_tasks import Engine
 from persist_lib.maintain.pauses import Pauses
 from persist_lib.maintain.worker import Progress
 from persist_lib.relation.ordered_writer import mute
-from persist_lib.relation.reader import ReadHandle
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine, Machines
 from persist_lib.shard.leases import Leases
-from persist_lib.shards import H, Shards
+from persist_lib.shards import Shards
 from persist_lib.telemetry import look
 
 if TYPE_CHECKING:
@@ -131,20 +130,10 @@ class Client(Shards):
             stack.blob, stack.reads, stack.consensus, self._machines.get, config, runtime, self.policy(),
             read_only=self.read_only, pauses=self._pauses,
         )  # fmt: skip
-        self._handles: weakref.WeakValueDictionary[int, WriteHandle | ReadHandle] = weakref.WeakValueDictionary()
+        self._handles = weakref.WeakValueDictionary()
         self._opened = itertools.count()
         self._tables: Tables | None = None
         self._streams: dict[str, ClientStreams] = {}
-
-    @property
-    def url(self) -> str:
-        """The URL of the blobs. Any process can open it."""
-        return self.location.url
-
-    @property
-    def consensus_url(self) -> str:
-        """The URL of Consensus. Any process can open it."""
-        return self.location.consensus_url
 
     def _make_machine(self, shard: ShardId, member: str) -> Machine:
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
@@ -329,16 +318,6 @@ class Client(Shards):
                 self._handles.pop(number, None)
                 raise
             self._handles.pop(number, None)  # last: after an interrupt the handle is still there for the next `close`
-
-    def _check_open(self) -> None:
-        self._machines.check_open()
-
-    def _keeping(self, handle: H) -> H:
-        self._handles[next(self._opened)] = handle
-        return handle
-
-    def _check_free(self, name: str) -> None:
-        import_module("persist_lib.catalog.effects").check_free(self, name)
 
     def __enter__(self) -> Self:
         return self

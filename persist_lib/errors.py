@@ -1,56 +1,12 @@
-"""Every exception Persist raises on purpose.
+"""Every exception Persist raises on purpose. docs/errors.md says what to do about each.
 
     PersistError
-    ├── InvalidUsage               the call or a setting is wrong; raised at once, it did nothing
-    │   ├── SchemaMismatch         the shard holds another schema, or the change is not additive
-    │   ├── Unpublishable          other engines' formats cannot say this table (table, columns)
-    │   ├── InvalidName            a name that cannot become a path
-    │   ├── NotAuthenticated       a shard server does not know this client's token
-    │   └── NotAllowed             a shard server knows it, and it may not do this (client, shard, needs)
-    ├── Refused                    the shard answered no; nothing was written
-    │   ├── UpperMismatch          upper is elsewhere, or the shard is closed (expected, actual)
-    │   ├── AlreadyWritten         an event of this id is there with other bytes (id)
-    │   ├── AlreadyProduced        the producer appended this number before (producer, sequence, last, seqno, upper)
-    │   ├── SinceViolation         as_of is before since (as_of, since)
-    │   ├── LeaseExpired           this id is retired for ever (id)
-    │   ├── ConstraintViolated     a constraint of the schema would not hold (constraint, time, rows, count)
-    │   ├── HoldConflict           the hold is not there, or is another one (name, expected, actual)
-    │   ├── GivesUpHistory         a hold keeps history, and this one would give some up (hold, asked, since, newest)
-    │   ├── OfLayer                a collection, stream or another layer alone appends to this shard (layer)
-    │   │   └── MemberOf           a collection alone writes it and opens readers of it (collection)
-    │   ├── CompactionRefused      the output does not stand for its inputs (reason)
-    │   ├── Busy                   another process is at maintenance work on the shard (worker, lease_until)
-    │   ├── Paused                 a person, or the cancel of a run, paused this duty here (shard, duty, owner, until)
-    │   ├── PlanMoved              a shard is not as it was when a plan was made of it (shard, made, now, why)
-    │   ├── Locked                 another runtime writes the streams of the location (epoch, owner, lease_until)
-    │   ├── Fenced                 another runtime or writer took over what this one wrote (epoch, found, owner)
-    │   ├── NameTaken              there is a collection of that name already (collection)
-    │   ├── HandoverRefused        a rendition cannot become the collection as asked (collection)
-    │   ├── WriteConflict          a transaction changed what another one had changed before it (table)
-    │   ├── DeletesForgotten       a key may have been deleted later than this row is (table, keys, count, floor)
-    │   ├── SchemaChanged          a collection's rows cannot be given in this reader's columns any more (time)
-    │   ├── Gone                   a source cannot give messages that are still needed (partition, address)
-    │   ├── Diverged               a source or a pending area gives others than before (time, partition or collection)
-    │   ├── ShardFinished          a tombstone: nothing can change any more
-    │   └── StillRead              a live reader or hold still needs the shard
-    ├── NotFound                   no such location or shard
-    ├── DiffOverflow               an exact sum of diffs does not fit in 64 bits
-    ├── NotSent                    an append that was accepted earlier failed, so this one was not written (earlier)
-    ├── NotReleased                an event is in the log, and its effects are not all released (event_id)
-    ├── Determinate                the world failed, and the call did certainly not happen
-    │   ├── TimedOut               the caller's timeout ran out
-    │   │   └── NotComplete        a write at the time that was asked for may still come (as_of, upper)
-    │   ├── ClockAhead             a clock, or the times that one gave, are far ahead of another (found, clock)
-    │   ├── DiskFull               the disk or quota is full; waiting does not help (path, free)
-    │   ├── BufferFull             no room for one more append, and the caller does not want to wait
-    │   └── Overloaded             a shard server has no room for one more request, or stops
-    ├── Indeterminate              the world failed, and the call may have happened
-    └── Damage                     stop: stored data is not what was written
-        ├── Corrupt                bytes differ from their digest, or do not decode (key)
-        ├── Missing                an object that must exist does not (key)
-        ├── NewerFormat            written by a newer release; nothing was touched
-        ├── HistoryRegressed       the log went backwards: a restored backup, a fork
-        └── InvariantViolated      a state breaks its own invariants (a bug, or damage)
+    ├── InvalidUsage       the call or a setting is wrong; raised at once, it did nothing
+    ├── Refused            the shard answered no; nothing was written
+    ├── Determinate        the world failed, and the call did certainly not happen
+    ├── Indeterminate      the world failed, and the call may have happened
+    ├── Damage             stop: stored data is not what was written
+    └── NotFound, DiffOverflow, NotSent, NotReleased
 
 Unknown failures of a store count as `Indeterminate`. Every message says what was asked, what is so, and what to do.
 None holds a password: `redacted` keeps them out of what people read.
@@ -261,7 +217,7 @@ class Diverged(Refused):
 
 
 class CompactionRefused(Refused):
-    """A compaction's output does not stand for its inputs, or the inputs were replaced in the meantime."""
+    """A compaction's output does not stand for its inputs, or these were replaced in the meantime. Field: reason."""
 
 
 class Busy(Refused):

@@ -5,65 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from persist_lib import errors
 from persist_lib.client import Client, open  # noqa: A004 - `persist.open` is what users write
 from persist_lib.config import CacheConfig, Config
 from persist_lib.convert.updates import Update, decode_rows
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.look import Look
-from persist_lib.errors import (
-    AlreadyProduced,
-    AlreadyWritten,
-    BufferFull,
-    Busy,
-    ClockAhead,
-    CompactionRefused,
-    ConstraintViolated,
-    Corrupt,
-    Damage,
-    DeletesForgotten,
-    Determinate,
-    DiffOverflow,
-    DiskFull,
-    Diverged,
-    Fenced,
-    GivesUpHistory,
-    Gone,
-    HandoverRefused,
-    HistoryRegressed,
-    HoldConflict,
-    Indeterminate,
-    InvalidName,
-    InvalidUsage,
-    InvariantViolated,
-    LeaseExpired,
-    Locked,
-    MemberOf,
-    Missing,
-    NameTaken,
-    NewerFormat,
-    NotAllowed,
-    NotAuthenticated,
-    NotComplete,
-    NotFound,
-    NotReleased,
-    NotSent,
-    OfLayer,
-    Overloaded,
-    Paused,
-    PersistError,
-    PlanMoved,
-    Refused,
-    SchemaChanged,
-    SchemaMismatch,
-    ShardFinished,
-    SinceViolation,
-    StillRead,
-    TimedOut,
-    Unpublishable,
-    UpperMismatch,
-    WriteConflict,
-)
+from persist_lib.errors import *
 from persist_lib.frontier import TOP, Antichain, at
 from persist_lib.location.wrap.metering import Metrics
 from persist_lib.location.wrap.spending import Spending
@@ -83,7 +32,7 @@ if TYPE_CHECKING:
     from persist_lib.table.carrier import TableDescription
     from persist_lib.table.table import Table
 
-__all__ = [  # noqa: RUF022 - by what they are for
+__all__: list[str] = [  # noqa: RUF022 - by what they are for
     # opening a location
     "open",
     "Client",
@@ -126,59 +75,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "Listen",
     "Updates",
     "Progress",
-    # errors
-    "AlreadyProduced",
-    "AlreadyWritten",
-    "BufferFull",
-    "Busy",
-    "ClockAhead",
-    "CompactionRefused",
-    "ConstraintViolated",
-    "Corrupt",
-    "DeletesForgotten",
-    "Damage",
-    "Determinate",
-    "DiffOverflow",
-    "DiskFull",
-    "Diverged",
-    "Fenced",
-    "GivesUpHistory",
-    "Gone",
-    "HandoverRefused",
-    "HistoryRegressed",
-    "HoldConflict",
-    "Indeterminate",
-    "InvalidName",
-    "InvalidUsage",
-    "InvariantViolated",
-    "LeaseExpired",
-    "Locked",
-    "MemberOf",
-    "Missing",
-    "NameTaken",
-    "NewerFormat",
-    "NotAllowed",
-    "NotAuthenticated",
-    "NotComplete",
-    "NotFound",
-    "NotReleased",
-    "NotSent",
-    "OfLayer",
-    "Overloaded",
-    "Paused",
-    "PersistError",
-    "PlanMoved",
-    "Refused",
-    "SchemaChanged",
-    "SchemaMismatch",
-    "ShardFinished",
-    "SinceViolation",
-    "StillRead",
-    "TimedOut",
-    "Unpublishable",
-    "UpperMismatch",
-    "WriteConflict",
 ]
+__all__ += [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
 
 _TABLES = {"Table": "persist_lib.table.table", "TableDescription": "persist_lib.table.carrier"}
 """They bring the catalog and publications along, a fifth of the library, so they are loaded when they are asked for."""

@@ -6,16 +6,18 @@ cover, and read as of any time that is kept.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from persist_lib.arguments import check_type, parse_flag, parse_seconds, parse_text, shown
 from persist_lib.config import Config
 from persist_lib.core.state import Version
 from persist_lib.errors import InvalidUsage
 from persist_lib.ids import check_not_kept, parse_token
+from persist_lib.location import Location
 from persist_lib.location.wrap.deadline import RetryingConsensus
 from persist_lib.location.wrap.spending import charged
 from persist_lib.maintain import Worker
@@ -31,6 +33,7 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.evolution import fresh
 from persist_lib.schema.schema import Schema, check_schema
 from persist_lib.shard.admin import Terms, create_if_missing, known_schema, parse_layer
+from persist_lib.shard.commit import Machines
 from persist_lib.shard.leases import Leases
 from persist_lib.shard.outcomes import Verdict, judge
 from persist_lib.times import TimeLike
@@ -65,27 +68,32 @@ class Shards(Upkeep, Terms):
     leases: Leases
     read_only: bool
 
+    location: Location
+    _machines: Machines
+    _opened: Iterator[int]
+    _handles: WeakValueDictionary[int, WriteHandle | ReadHandle]
+
     @property
-    @abstractmethod
     def url(self) -> str:
         """The URL of the blobs. Any process can open it."""
+        return self.location.url
 
     @property
-    @abstractmethod
     def consensus_url(self) -> str:
         """The URL of Consensus. Any process can open it."""
+        return self.location.consensus_url
 
-    @abstractmethod
     def _check_open(self) -> None:
-        """Raise InvalidUsage if the client was closed."""
+        self._machines.check_open()
 
-    @abstractmethod
     def _check_free(self, name: str) -> None:
         """Raise NameTaken if there is a collection of this name, so that no shard of it should be made or written."""
+        import_module("persist_lib.catalog.effects").check_free(self, name)
 
-    @abstractmethod
     def _keeping(self, handle: H) -> H:
         """The same handle, which ends with the client."""
+        self._handles[next(self._opened)] = handle
+        return handle
 
     def _writable(self, what: str) -> None:
         if self.read_only:

@@ -55,14 +55,6 @@ EXPONENTS = range(10, 27)
 SECONDS = [2**exponent / 1e6 for exponent in EXPONENTS]
 
 
-class Observer(Protocol):
-    """What learns of each operation, of its requests, and of what another process did."""
-
-    def operated(self, call: str, seconds: float, sent: int, received: int, *, failed: bool) -> None: ...
-    def requested(self, kind: str, count: int, dollars: float) -> None: ...
-    def span(self, kind: str, name: str, attributes: Mapping[str, Any]) -> AbstractContextManager[None]: ...
-
-
 class Process:
     """Who observes this process. By default nothing does: then an operation looks at this field, and that is all."""
 
@@ -72,8 +64,8 @@ class Process:
 process = Process()
 
 
-class _OpenTelemetry:
-    """An observer that makes spans and figures of it."""
+class Observer:
+    """Makes spans and figures of each operation, of its requests, and of what another process did."""
 
     def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
         from opentelemetry import metrics, trace  # noqa: PLC0415 - an extra, loaded where it is set up
@@ -145,7 +137,7 @@ def use(tracer_provider: TracerProvider | None = None, meter_provider: MeterProv
     Raises InvalidUsage without opentelemetry-api.
     """
     try:
-        process.observer = _OpenTelemetry(tracer_provider, meter_provider)
+        process.observer = Observer(tracer_provider, meter_provider)
     except ImportError as missing:
         raise InvalidUsage(f"OpenTelemetry is not installed: pip install 'persist-lib[otel]' ({missing})") from missing
 

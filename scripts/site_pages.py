@@ -43,13 +43,12 @@ GROUPS = {
 def public_names() -> list[str]:
     """The names that `import persist_lib` offers. They are read from the source, so that nothing has to be loaded."""
     source = (ROOT / "persist_lib" / "public.py").read_text()
-    return re.findall(r'^    "(\w+)",$', source.partition("__all__")[2], re.MULTILINE)
+    return re.findall(r'^    "(\w+)",$', source.partition("__all__")[2], re.MULTILINE) + error_names()
 
 
 def error_names() -> list[str]:
-    """The public exceptions, in the order of their module."""
-    defined = re.findall(r"^class (\w+)\(", (ROOT / "persist_lib" / "errors.py").read_text(), re.MULTILINE)
-    return [name for name in defined if name in public_names()]
+    """The exceptions, in the order of their module."""
+    return re.findall(r"^class (\w+)\(", (ROOT / "persist_lib" / "errors.py").read_text(), re.MULTILINE)
 
 
 def api_pages() -> Iterator[tuple[str, str, str]]:

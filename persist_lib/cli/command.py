@@ -18,61 +18,46 @@ from persist_lib.telemetry import LOG, configure, logs_json, span
 
 P = ParamSpec("P")
 
-_PANEL = "Where and how (also before the command)"
+
+def _option(*names: str, help: str, **more: Any) -> Any:  # noqa: A002 - as Typer calls it
+    return typer.Option(*names, help=help, rich_help_panel="Where and how (also before the command)", **more)
+
+
 Location = Annotated[
     str | None,
-    typer.Option(
+    _option(
         help=f"URL of the location, as in file:./data or s3://bucket/prefix. Default: $PERSIST_LOCATION, "
         f"persist.toml, or {DEFAULT_LOCATION}.",
-        metavar="URL",
-        rich_help_panel=_PANEL,
-        show_default=False,
+        metavar="URL", show_default=False,
     ),
-]
+]  # fmt: skip
 Consensus = Annotated[
     str | None,
-    typer.Option(
+    _option(
         help="URL of the Consensus, if it is not at the location. Default: $PERSIST_CONSENSUS, persist.toml, "
         "or the location.",
-        metavar="URL",
-        rich_help_panel=_PANEL,
-        show_default=False,
+        metavar="URL", show_default=False,
     ),
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object instead, for machines; failures too.", rich_help_panel=_PANEL),
-]
+]  # fmt: skip
+AsJson = Annotated[bool, _option("--json", help="Print one JSON object instead, for machines; failures too.")]
 Prices = Annotated[
     str | None,
-    typer.Option(
+    _option(
         help='What requests cost: s3 (its list prices), free, or JSON, as in \'{"get": 5e-7, "egress_gib": 0.09}\' for '
         "what differs from S3's. Default: $PERSIST_PRICES, persist.toml, or s3 on S3 and free elsewhere.",
         metavar="PRICES",
-        rich_help_panel=_PANEL,
     ),
-]
+]  # fmt: skip
 Config = Annotated[
     str | None,
-    typer.Option(
+    _option(
         help="Fields of persist.Config as JSON, as in '{\"part_bytes\": 67108864}'. Each counts over the same one in "
         "$PERSIST_CONFIG, and that over the one in persist.toml. `persist config` lists them.",
         metavar="JSON",
-        rich_help_panel=_PANEL,
     ),
-]
-Verbose = Annotated[
-    int,
-    typer.Option(
-        "-v",
-        "--verbose",
-        count=True,
-        help="Log what is done (-vv: everything), and show tracebacks.",
-        rich_help_panel=_PANEL,
-        show_default=False,
-        metavar="",
-    ),
-]
+]  # fmt: skip
+_LOG = "Log what is done (-vv: everything), and show tracebacks."
+Verbose = Annotated[int, _option("-v", "--verbose", count=True, help=_LOG, show_default=False, metavar="")]
 
 
 class Shared(NamedTuple):

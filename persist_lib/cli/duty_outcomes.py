@@ -20,7 +20,6 @@ from persist_lib.times import Times, Unit, show_frontier
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.session import Advance
     from persist_lib.client import Client
-    from persist_lib.core.plan.garbage import Held
     from persist_lib.core.plan.written import ShardPlan, Step
     from persist_lib.core.state import Version
     from persist_lib.maintain import (
@@ -160,12 +159,9 @@ def collected(before: Version, done: Collected, dry_run: bool) -> Outcome:
     if dry_run:
         text = f"would delete {of(len(done.keys), 'object')}, {size(done.size)}"
         text += f", and truncate the log below v{below}" if below > 1 else ""
-    return Outcome(
-        text,
-        value,
-        [*_keys(done.keys if dry_run else ()), *_held(done.held), *_failures(done.failed)],
-        bool(done.failed),
-    )
+    waits = (f"  {of(each.keys, 'object')}, {size(each.size)} must wait: {each.why}" for each in done.held)
+    details = [*_keys(done.keys if dry_run else ()), *waits, *_failures(done.failed)]
+    return Outcome(text, value, details, bool(done.failed))
 
 
 def audited(done: Audited, dry_run: bool) -> Outcome:
@@ -294,10 +290,6 @@ def done_in_part(name: str, error: PersistError) -> list[RenderableType]:
 def _keys(keys: tuple[str, ...]) -> list[RenderableType]:
     rest = [f"  and {number(len(keys) - NAMED)} more"] if len(keys) > NAMED else []
     return [*(f"  {key}" for key in keys[:NAMED]), *rest]
-
-
-def _held(held: tuple[Held, ...]) -> list[RenderableType]:
-    return [f"  {of(each.keys, 'object')}, {size(each.size)} must wait: {each.why}" for each in held]
 
 
 def _failures(failed: dict[str, str]) -> list[RenderableType]:

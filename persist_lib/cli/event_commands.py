@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load what it does not need
-    from persist_lib.events import Event, Store
+    from persist_lib.events import Event
 
 SHOWN = 100
 """Characters of an event on a line of a terminal."""
@@ -38,17 +37,17 @@ def show(session: Session, store: SomeStore = None) -> None:
     persist events show disk:./ledger
     persist events show disk:./ledger --json | jq .released
     """
-    from persist_lib.events import known_kinds, look
+    from persist_lib import events
 
     if store is None:
-        kinds = known_kinds()
+        kinds = events.known_kinds()
         table = plain_table("kind", "options")
         for kind, options in kinds.items():
             table.add_row(kind, options)
         session.answer({"kinds": kinds}, table)
         return
-    with _opened(store) as log:
-        found, name = look(log), _name(log)
+    with events.open_store(store) as log:
+        found, name = events.look(log), events.name_of(log)
     behind = found.last - found.released
     released = f"up to event {found.released:,}"
     if behind > 0:
@@ -88,7 +87,9 @@ def cat(
         raise InvalidUsage("--raw writes the bytes as they are, and --json does not: give one of them")
     if head is not None and tail is not None:
         raise InvalidUsage("say --first or --last, not both")
-    with _opened(store) as log, log.reader() as reader:
+    from persist_lib import events
+
+    with events.open_store(store) as log, log.reader() as reader:
         start, end = first or 1, through
         if head is not None or tail is not None:
             end = reader.last if through is None else through
@@ -126,21 +127,20 @@ def check(
         return
     if yes or dry_run:
         raise InvalidUsage("--yes and --dry-run go with --repair: a check changes nothing")
-    from persist_lib.events import check as check_log
-    from persist_lib.events import compare
+    from persist_lib import events
 
-    with _opened(store) as log, session.progress("check") as advance:
-        name, found = _name(log), check_log(log, progress=advance)
+    with events.open_store(store) as log, session.progress("check") as advance:
+        name, found = events.name_of(log), events.check(log, progress=advance)
         said = f"{name}: {units.of(found.events, 'event')}, {units.size(found.bytes)}, all as they were written"
         if not found.events:
             said = f"{name}: the log is empty, so there was nothing to check"
         value: Json = {"store": name, **jsonable(found)}
         if other is not None:
-            with _opened(other) as second:
-                compared = compare(log, second, progress=advance)
+            with events.open_store(other) as second:
+                compared = events.compare(log, second, progress=advance)
                 same = min(compared.first, compared.second)
-                value |= {"other": _name(second), "same": same, "other_events": compared.second}
-                said += f"; the first {units.of(same, 'event')} are the same in {_name(second)}"
+                value |= {"other": events.name_of(second), "same": same, "other_events": compared.second}
+                said += f"; the first {units.of(same, 'event')} are the same in {events.name_of(second)}"
                 if compared.first != compared.second:
                     said += f", which has {units.of(compared.second, 'event')}"
     session.answer(value, said)
@@ -161,11 +161,11 @@ def copy(
     persist events copy disk:./ledger lmdb:./copy --dry-run
     persist events copy disk:./ledger 's3:s3\\://bucket/ledger'
     """
-    from persist_lib.events import copy as copy_log
+    from persist_lib import events
 
-    with _opened(source) as log, _opened(target) as other, session.progress("copy") as advance:
-        done = copy_log(log, other, dry_run=dry_run, progress=advance)
-        names = _name(log), _name(other)
+    with events.open_store(source) as log, events.open_store(target) as other, session.progress("copy") as advance:
+        done = events.copy(log, other, dry_run=dry_run, progress=advance)
+        names = events.name_of(log), events.name_of(other)
     would = "would write" if dry_run else "wrote"
     said = f"{would} {units.of(done.written, 'event')} to {names[1]}, up to event {done.last:,}; "
     said += f"compared {units.of(done.checked, 'event')} that were there"
@@ -188,37 +188,36 @@ def mark(
     persist events mark disk:./ledger --through 17 --dry-run
     persist events mark disk:./ledger --through 17
     """
-    from persist_lib.events import look, set_released
+    from persist_lib import events
 
-    with _opened(store) as log:
-        found, name = look(log), _name(log)
+    with events.open_store(store) as log:
+        found, name = events.look(log), events.name_of(log)
         if through > found.last:
             raise InvalidUsage(f"{name} ends at event {found.last}: there is no event {through}", last=found.last)
         if not dry_run:
             session.confirm(name, _passed(found.released, min(through, found.last)), "store", yes=yes)
-            set_released(log, through)
+            events.set_released(log, through)
     said = f"effects count as released up to event {through:,}; before: {found.released:,}"
     said = f"{name}: {_passed(found.released, through)}: {said}" if not dry_run else f"{name}: would be so: {said}"
     session.answer({"store": name, "before": found.released, "released": through, "dry_run": dry_run}, said)
 
 
 def _repair(session: Session, store: str, *, yes: bool, dry_run: bool) -> None:
-    from persist_lib.events import Repaired
-    from persist_lib.events import repair as repair_log
+    from persist_lib import events
 
-    def said(found: Repaired, are: str) -> str:
+    def said(found: events.Repaired, are: str) -> str:
         if not found.findings:
             return f"{name}: nothing is wrong; {units.of(found.events, 'event')}"
         snapshots = f", and {units.of(found.snapshots, 'snapshot')}" if found.snapshots else ""
         gone = f"{units.of(found.dropped, 'event')} behind them {are} dropped{snapshots}"
         return "\n".join([*found.findings, f"{name}: {units.of(found.events, 'event')} stay, {gone}"])
 
-    with _opened(store) as log:
-        found, name = repair_log(log), _name(log)
+    with events.open_store(store) as log:
+        found, name = events.repair(log), events.name_of(log)
         applied = bool(found.findings) and not dry_run
         if applied:
             session.confirm(name, "repairing", "store", said(found, "would be"), yes=yes)
-            found = repair_log(log, apply=True)
+            found = events.repair(log, apply=True)
     session.answer(
         {"store": name, **jsonable(found), "applied": applied}, said(found, "are" if applied else "would be")
     )
@@ -228,20 +227,6 @@ def _passed(before: int, through: int) -> str:
     if through > before:
         return f"never releasing the effects of events {before + 1:,} to {through:,}"
     return f"releasing again the effects of events {through + 1:,} to {before:,}" if through < before else "no change"
-
-
-@contextmanager
-def _opened(specifier: str) -> Iterator[Store]:
-    from persist_lib.events import open_store
-
-    with open_store(specifier) as store:
-        yield store
-
-
-def _name(store: Store) -> str:
-    from persist_lib.events import name_of
-
-    return name_of(store)
 
 
 def _print(session: Session, found: Iterator[Event], *, raw: bool = False) -> None:

@@ -55,11 +55,16 @@ def read_file(path: Path, schema: Schema | None, times: Unit | None = None) -> I
 _INTEGERS = f". The column {TIME}, if there is one, holds integers, as the shard's times are no clock (--times)"
 
 
+def first_rows(path: Path, times: Unit | None = None) -> pa.Table:
+    """The first rows of a file, from which a schema is made. Raises InvalidUsage where there are none."""
+    if (first := next(read_file(path, None, times), None)) is None:
+        raise InvalidUsage(f"{path} is empty, so no schema can be made from it", path=str(path))
+    return first
+
+
 def infer_schema(path: Path, key: list[str], times: Unit | None = None, *, unique: bool = False) -> Schema:
     """The schema of a file: the columns in `key` are the key; the others, except `_time` and `_diff`, are the value."""
-    first = next(read_file(path, None, times), None)
-    if first is None:
-        raise InvalidUsage(f"{path} is empty, so no schema can be made from it", path=str(path))
+    first = first_rows(path, times)
     if missing := [name for name in key if name not in first.column_names]:
         meant = did_you_mean(missing[0], first.column_names)
         raise InvalidUsage(
@@ -283,7 +288,8 @@ def carry_out(transaction: Transaction, tables: Tables, statement: Statement) ->
     """Do one statement in a transaction, and count keys. Raises InvalidUsage, which names the lines."""
     name, schema = statement.table, tables.controller.describe(statement.table).schema
     try:
-        rows = _rows(statement, Schema(schema.key) if statement.op == "delete" else schema)
+        lines = b"".join(row + b"\n" for row in statement.rows)  # read with the table's types, as any file
+        rows = pa.concat_tables(_parsed(lines, Schema(schema.key) if statement.op == "delete" else schema, "the row"))
         if statement.op == "update":
             given = new_values(name, schema, rows)
             return transaction.update(name, given.changed, given.keys())
@@ -292,11 +298,6 @@ def carry_out(transaction: Transaction, tables: Tables, statement: Statement) ->
         return transaction.insert(name, rows) if statement.op == "insert" else transaction.upsert(name, rows)
     except InvalidUsage as error:
         raise InvalidUsage(f"{statement.where}: {error.message}", **error.fields) from error
-
-
-def _rows(statement: Statement, schema: Schema) -> pa.Table:
-    """The rows with the types of the table, read as those of any file of JSON lines."""
-    return pa.concat_tables(_parsed(b"".join(row + b"\n" for row in statement.rows), schema, "the row"))
 
 
 def _parsed(lines: bytes | bytearray, schema: Schema, named: str) -> list[pa.Table]:

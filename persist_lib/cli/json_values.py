@@ -17,7 +17,6 @@ from persist_lib.errors import Damage, InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.core.plan.compaction import Plan
-    from persist_lib.core.plan.requests import Request
     from persist_lib.core.state import Batch, State
 
 Json = Any
@@ -43,7 +42,10 @@ def jsonable(value: object) -> Json:
         return [] if value.time is None else [value.time]  # type: ignore[attr-defined]
     names = getattr(value, "__struct_fields__", None) or getattr(value, "_fields", None)
     if names is not None:
-        return {name: _field(name, getattr(value, name)) for name in names if name not in LEFT_OUT}
+        found = {name: getattr(value, name) for name in names if name not in LEFT_OUT}
+        if isinstance(sums := found.get("fingerprint"), int):
+            found["fingerprint"] = f"{sums:016x}"
+        return {name: jsonable(one) for name, one in found.items()}
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -54,10 +56,6 @@ def jsonable(value: object) -> Json:
 def clock(times: str | None) -> dict[str, str]:
     """What JSON says of a shard's times: `{"times": "ms"}` where they are a clock, which its integers count by."""
     return {} if times is None else {"times": times}
-
-
-def _field(name: str, value: object) -> Json:
-    return f"{value:016x}" if name == "fingerprint" and isinstance(value, int) else jsonable(value)
 
 
 def error_value(error: BaseException) -> Json:
@@ -73,25 +71,12 @@ def messages(failed: Mapping[str, Exception]) -> dict[str, str]:
 
 def plan_value(plan: Plan) -> Json:
     """A compaction plan, without the contents of its batches."""
+    names = {"updates": "count", "bytes": "size"}
+    fields = ("reason", "ids", "lower", "upper", "since", "updates", "bytes", "cost")
+    requests = [{field: jsonable(getattr(one, names.get(field, field))) for field in fields} for one in plan.requests]
     return {
-        "debt": plan.debt,
-        "cost": jsonable(plan.cost),
-        "requests": [_request_value(request) for request in plan.requests],
-        "skipped": jsonable(plan.skipped),
-    }
-
-
-def _request_value(request: Request) -> Json:
-    return {
-        "reason": request.reason,
-        "ids": jsonable(request.ids),
-        "lower": jsonable(request.lower),
-        "upper": jsonable(request.upper),
-        "since": jsonable(request.since),
-        "updates": request.count,
-        "bytes": request.size,
-        "cost": jsonable(request.cost),
-    }
+        "debt": plan.debt, "cost": jsonable(plan.cost), "requests": requests, "skipped": jsonable(plan.skipped),
+    }  # fmt: skip
 
 
 def batch_value(batch: Batch) -> Json:

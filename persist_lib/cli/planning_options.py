@@ -9,27 +9,22 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 import typer
 
 from persist_lib.cli import duty_outcomes
+from persist_lib.cli import shared_options as opt
 from persist_lib.cli.duty_outcomes import Outcome
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.pending_commands import sentences
 from persist_lib.cli.rendition_commands import steps_said, steps_table
-from persist_lib.cli.session import Advance
+from persist_lib.cli.row_reads import table_of
+from persist_lib.cli.session import Advance, Session
 from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
+from persist_lib.times import show_time
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.cli.duty_commands import Answer
     from persist_lib.core.plan.written import ShardPlan, Step
-    from persist_lib.pending_area import Absorbed
-from typing import TYPE_CHECKING
-
-from persist_lib.cli import shared_options as opt
-from persist_lib.cli.row_reads import table_of
-from persist_lib.cli.session import Session
-from persist_lib.times import show_time
-
-if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
     from persist_lib.maintain.publish.steps import Published
+    from persist_lib.pending_area import Absorbed
 
 
 class Planning(NamedTuple):

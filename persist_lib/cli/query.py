@@ -53,8 +53,10 @@ def sql(
     persist sql "select * from orders as of 7 where cents > 1000" --format csv
     persist sql "select n.* from orders n anti join orders as of 7 o using (order_id)"
     """
+    from persist_lib.relation.conversions import installed
+
     form = printing.form(session)
-    _installed()
+    installed("duckdb", "sql", "persist sql")
     parsed = parse_query(sys.stdin.read() if query == "-" else query)
     times = {reference: parse_time(reference.time, "as of") for reference in parsed.references}
     failures: list[BaseException] = []
@@ -62,16 +64,10 @@ def sql(
         connection = open_.enter_context(_connect())
         tables = _tables(session, connection, client, parsed, times, open_, failures, diff=diff)
         head = {"tables": [{"shard": shard, "as_of": as_of, **clock(read.times)} for shard, as_of, read in tables]}
-        answer = _Answer(_execute(connection, parsed.sql), is_text=form in ("csv", "parquet"))
+        answer = _Answer(connection.sql(parsed.sql), is_text=form in ("csv", "parquet"))
         count = printing.rows(session, head, answer)  # type: ignore[arg-type]
     said = "".join(f"; {shard} as of {read.show_as_of(as_of)}" for shard, as_of, read in tables)
     printing.note(session, f"{units.of(count, 'row')}{said}")
-
-
-def _installed() -> None:
-    from persist_lib.relation.conversions import installed
-
-    installed("duckdb", "sql", "persist sql")
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
@@ -102,7 +98,8 @@ def _tables(
     wanted: dict[str, tuple[str, int | str | None]] = {**named}
     names = _names_in(connection, query.sql)
     if names.perhaps - names.surely:
-        names.surely.update(names.perhaps.intersection([*client.shards(), *_collections(client)]))
+        with client.controller() as controller:
+            names.surely.update(names.perhaps.intersection([*client.shards(), *controller.list()]))
     wanted.update({table: (table, None) for table in names.surely if table not in named})
     tables: dict[str, Any] = {}
     timelines: dict[str, int] = {}
@@ -129,11 +126,6 @@ def _tables(
         connection.register(table, dataset_of(snapshot, failures.append))
         found.append((shard, snapshot.as_of, schema))
     return list(dict.fromkeys(found))
-
-
-def _collections(client: Client) -> list[str]:
-    with client.controller() as controller:
-        return controller.list()
 
 
 class _Names(NamedTuple):
@@ -183,13 +175,6 @@ def _collect(node: Any, names: _Names, own: set[str]) -> None:
         _collect(each, names, own)
 
 
-def _execute(connection: duckdb.DuckDBPyConnection, query: str) -> Any:
-    """The answer as a stream of Arrow."""
-    relation: Any = connection.sql(query)
-    streamed = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
-    return streamed(ROWS_AT_ONCE)
-
-
 @contextmanager
 def _told(failures: list[BaseException]) -> Iterator[None]:
     """Turn what DuckDB raises into errors of the library; an error of reading comes out as what it was."""
@@ -217,9 +202,11 @@ class _Answer:
     Sums, which DuckDB has in 128 bits, are integers again where they fit, unless they are printed as text.
     """
 
-    def __init__(self, reader: Any, *, is_text: bool) -> None:
+    def __init__(self, relation: Any, *, is_text: bool) -> None:
         import pyarrow as pa
 
+        streamed = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+        reader = streamed(ROWS_AT_ONCE)
         self._reader, self._is_text = reader, is_text
         names: list[str] = []
         for name in reader.schema.names:

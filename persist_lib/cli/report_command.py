@@ -10,10 +10,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from persist_lib.cli.completion import names_of_tables
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import plain_table
 from persist_lib.cli.session import Session
+from persist_lib.cli.shared_options import names_of_tables
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow

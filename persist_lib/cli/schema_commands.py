@@ -212,12 +212,10 @@ def _type_in_file(name: str, types: dict[str, pa.DataType]) -> pa.DataType:
 
 def _types_of(like: Path) -> dict[str, pa.DataType]:
     """The columns of a file, without `_time` and `_diff`. Those of .csv and .jsonl are those of its first rows."""
-    from persist_lib.cli.input_files import read_file
+    from persist_lib.cli.input_files import first_rows
     from persist_lib.schema.schema import RESERVED
 
-    if (first := next(read_file(like, None), None)) is None:
-        raise InvalidUsage(f"{like} is empty, so no schema can be made from it", path=str(like))
-    return {field.name: field.type for field in first.schema if field.name not in RESERVED}
+    return {field.name: field.type for field in first_rows(like).schema if field.name not in RESERVED}
 
 
 def new_columns(shard: str, newest: Schema, asked: tuple[Column, ...]) -> tuple[Column, ...]:

@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from persist_lib.cli import shared_options as opt
-from persist_lib.cli.completion import names_of_tables
 from persist_lib.cli.json_values import jsonable
 from persist_lib.cli.render import labelled, plain_table
 from persist_lib.cli.schema_commands import Declared
@@ -22,7 +21,7 @@ from persist_lib.core import units
 from persist_lib.errors import InvalidUsage
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.simulate import Failure, Simulated
+    from persist_lib.simulate import Simulated
     from persist_lib.simulate.scene import Scene
 
 SEEDS = 10
@@ -82,7 +81,7 @@ def simulate(
     tried: Tried,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A table, whose columns are taken.", autocompletion=names_of_tables),
+        typer.Argument(metavar="[NAME]", help="A table, whose columns are taken.", autocompletion=opt.names_of_tables),
     ] = None,
     times: opt.Clock = None,
     running: Running = Running(),  # noqa: B008 - it cannot be changed
@@ -185,14 +184,11 @@ def _shown(found: Simulated, first: int, *, is_whole: bool) -> list[RenderableTy
     shown: list[RenderableType] = [*found.history] if is_whole else []
     shown += [tried, held]
     for one in found.failed:
-        shown += _failed(one, is_whole=is_whole)
+        shown.append(Flow(Text(f"seed {one.seed}: {one.error}: {one.says}", "red"), hang=10))
+        if not is_whole:
+            shown += [*one.history, f"replay it by the same command with --seed {one.seed} --replay"]
     verdict = f"{units.of(len(found.failed), 'seed')} failed" if found.failed else "all of it held"
     return [*shown, verdict if took.seeds else "no seed ran to its end; what was checked until then held"]
-
-
-def _failed(one: Failure, *, is_whole: bool) -> list[RenderableType]:
-    lines = [] if is_whole else [*one.history, f"replay it by the same command with --seed {one.seed} --replay"]
-    return [Flow(Text(f"seed {one.seed}: {one.error}: {one.says}", "red"), hang=10), *lines]
 
 
 def _counts(counts: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,6 @@ from persist_lib.core import units
 from persist_lib.core.duties import BY_NAME
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
-    from persist_lib.maintain.log_walk import Finding
     from persist_lib.verify import Report
 
 
@@ -49,7 +49,7 @@ def verify(
         with session.progress("verify") as advance:
             found = verification.check(client, names or (), full=full, progress=advance)
         url = client.url
-    session.answer(_value(found, url), *_lines(found), f"{found.says} in {url}", *_left(found), _verdict(found))
+    session.answer(_value(found, url), *_lines(found, url))
     session.note(units.spent(found.cost))
     if not found.is_sound:
         raise typer.Exit(3 if found.is_damaged else 1)
@@ -70,26 +70,15 @@ def _value(found: Report, url: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(found: Report) -> list[RenderableType]:
-    lines: list[RenderableType] = [_line(shard, one) for shard, one in found.findings]
-    return lines + [
-        Flow(Text(f"{'not read':<9} {shard}: {why}", "yellow"), hang=10) for shard, why in found.failed.items()
-    ]
-
-
-def _line(shard: str, one: Finding) -> Flow:
-    about = f"{shard}: {one.says}" if shard and not one.about.startswith(f"{shard}/") else one.says
-    return Flow(
-        Text.assemble((f"{one.kind:<9} ", "red" if one.is_damage else "yellow"), about, f"\n{'':10}{one.do}"), hang=10
-    )
-
-
-def _left(found: Report) -> list[RenderableType]:
-    return [Flow(Text(f"not checked: {'; '.join(found.not_checked)}"), hang=13)] if found.not_checked else []
-
-
-def _verdict(found: Report) -> str:
-    if found.is_sound:
-        return "nothing is wrong"
+def _lines(found: Report, url: str) -> Iterator[RenderableType]:
+    for shard, one in found.findings:
+        about = f"{shard}: {one.says}" if shard and not one.about.startswith(f"{shard}/") else one.says
+        kind = f"{one.kind:<9} ", "red" if one.is_damage else "yellow"
+        yield Flow(Text.assemble(kind, about, f"\n{'':10}{one.do}"), hang=10)
+    for shard, why in found.failed.items():
+        yield Flow(Text(f"{'not read':<9} {shard}: {why}", "yellow"), hang=10)
+    yield f"{found.says} in {url}"
+    if found.not_checked:
+        yield Flow(Text(f"not checked: {'; '.join(found.not_checked)}"), hang=13)
     failed = f"; {units.of(len(found.failed), 'shard')} could not be verified" if found.failed else ""
-    return f"{units.of(len(found.findings), 'finding')}{failed}"
+    yield "nothing is wrong" if found.is_sound else f"{units.of(len(found.findings), 'finding')}{failed}"

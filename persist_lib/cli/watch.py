@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from persist_lib.cli.json_values import clock, jsonable
@@ -21,6 +21,8 @@ from persist_lib.ids import SeqNo, parse_shard_id
 from persist_lib.times import PER_SECOND, Times
 
 if TYPE_CHECKING:  # so that `persist --help` does not load Arrow
+    from rich.live import Live
+
     from persist_lib.client import Client
     from persist_lib.core.state import State, Version
 
@@ -72,8 +74,11 @@ class Watcher:
         names = self._names or sorted(heads)
         moved = [name for name in names if heads[name] != self._heads.get(name)]
         found = {seen.shard: seen for seen in self._read_all(moved)}
-        self._heads = {name: _seqno(found.get(name), heads[name]) for name in names}
-        self._seen = {name: found.get(name) or _unmoved(self._seen[name]) for name in names}
+        looked = {name: one.version.seqno for name, one in found.items() if one.version is not None}
+        self._heads = {name: looked.get(name, heads[name]) for name in names}  # what was read may be newer than a head
+        self._seen = {
+            name: found.get(name) or replace(self._seen[name], appended=0, moved=False) for name in names
+        }  # fmt: skip
         return [self._seen[name] for name in names]
 
     def _read_all(self, names: Sequence[str]) -> list[Seen]:
@@ -94,15 +99,6 @@ class Watcher:
         except PersistError as error:
             return Seen(name, problem=f"{type(error).__name__}: {error.message}")
         return Seen(name, version, came, plan_compaction(version.state, client.policy(name=name)).debt)
-
-
-def _seqno(seen: Seen | None, head: SeqNo) -> SeqNo:
-    """The seqno that was looked at, which may be newer than the head was."""
-    return head if seen is None or seen.version is None else seen.version.seqno
-
-
-def _unmoved(seen: Seen) -> Seen:
-    return Seen(seen.shard, seen.version, 0, seen.debt, moved=False, problem=seen.problem)
 
 
 def appended(client: Client, shard: str, before: Version, after: Version) -> int | None:
@@ -185,32 +181,26 @@ def _watch(session: Session, watcher: Watcher, every: float, count: int | None, 
 Draw = Callable[[Sequence[Seen], float], None]
 
 
-def _screen(session: Session) -> AbstractContextManager[Draw | None]:
+@contextmanager
+def _screen(session: Session) -> Iterator[Draw | None]:
     """What draws in a terminal; None elsewhere."""
     if session.as_json or not session.out.is_terminal:
-        return nullcontext()
-    return _Screen(session)
+        yield None
+        return
+    from rich.live import Live  # loaded only when there is a terminal
+
+    with Live(console=session.out, auto_refresh=False) as live:
+        yield _Screen(session.out, live).draw
 
 
-class _Screen(AbstractContextManager[Draw | None]):
+class _Screen:
     """A table that is redrawn in place, and stays when it ends."""
 
-    def __init__(self, session: Session) -> None:
-        from rich.live import Live  # loaded only when there is a terminal
-
-        self._out = session.out
-        self._live = Live(console=self._out, auto_refresh=False)
-        self._looks = 0
+    def __init__(self, out: Console, live: Live) -> None:
+        self._out, self._live, self._looks = out, live, 0
         self._moved: dict[str, int] = {}
 
-    def __enter__(self) -> Draw:
-        self._live.start()
-        return self._draw
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def _draw(self, found: Sequence[Seen], seconds: float) -> None:
+    def draw(self, found: Sequence[Seen], seconds: float) -> None:
         self._looks += 1
         if self._looks > 1:
             self._moved.update((seen.shard, self._looks) for seen in found if seen.moved)

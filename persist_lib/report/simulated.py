@@ -113,7 +113,7 @@ def history_of(name: str, log: Log) -> History:
     if not any(one.is_tended for one in known):
         known = [one._replace(is_tended=number % EVERY == 0) for number, one in enumerate(known, 1)]
         assumed.append(f"no upkeep is in the log: it is taken to run after each {EVERY} appends")
-    state = log.start.state if not log.rows else _end(name, log)
+    state = apply_rows(parse_shard_id(name), log.start, list(log.stored)).state if log.rows else log.start.state
     bytes_each = _bytes_each(log, there or known)
     assumed.append(
         f"a merged update takes {bytes_each:.1f} bytes; a merge with the oldest batch leaves the rows that count"
@@ -160,10 +160,6 @@ def _known(name: str, log: Log) -> Iterator[Appended]:
                 last = Appended(row.now, upper, since, batch.count, batch.diff_sum, batch.size, inline)
     if last is not None:
         yield last
-
-
-def _end(name: str, log: Log) -> State:
-    return apply_rows(parse_shard_id(name), log.start, list(log.stored)).state
 
 
 def _bytes_each(log: Log, there: list[Appended]) -> float:

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import persist_lib as persist
 from persist_lib.cli.app import app
-from persist_lib.cli.completion import SECONDS, shard_names
+from persist_lib.cli.shared_options import SECONDS, shard_names
 from tests.unit.cli.shells import run
 
 SCHEMA = persist.Schema(key={"id": "int64"})
@@ -97,7 +97,7 @@ def test_names_are_completed_without_loading_arrow(here: Path) -> None:
     program = f"""
 import os, sys
 os.chdir({str(here)!r})
-from persist_lib.cli.completion import _ask
+from persist_lib.cli.shared_options import _ask
 found = []
 _ask({{}}, found)
 print(found, sorted({{"pyarrow", "numpy", "pandas", "pydantic", "persist_lib.client"}} & sys.modules.keys()))
