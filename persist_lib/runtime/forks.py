@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, overload, runtime_checkable
 
 T = TypeVar("T")
 
@@ -75,18 +75,14 @@ def enrol(renewed: Any, stage: Stage, renew: Callable[[Any], None] | None = None
     with _lock:
         number = next(_numbers)
         ref = weakref.ref(renewed, lambda _: _enrolled.pop(number, None))
-        _enrolled[number] = stage, ref if renew is None else lambda: _Renewing.of(ref(), renew)
+        of = ref if renew is None else lambda: None if (one := ref()) is None else _Renewing(partial(renew, one))
+        _enrolled[number] = stage, of
 
 
-class _Renewing:
+class _Renewing(NamedTuple):
     """An object that another function renews."""
 
-    def __init__(self, renew: Callable[[], None]) -> None:
-        self.after_fork_in_child = renew
-
-    @classmethod
-    def of(cls, renewed: object, renew: Callable[[Any], None]) -> Self | None:
-        return None if renewed is None else cls(partial(renew, renewed))
+    after_fork_in_child: Callable[[], None]
 
 
 def _in_order() -> list[Renewed]:

@@ -308,11 +308,7 @@ class Threads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         end = partial(super().shutdown, wait, cancel_futures=cancel_futures)
         # Without a thread that was started there is nothing to wait for, and so nothing that an interrupt could hurt.
-        (aside if self._is_used else _here)(end)
-
-
-def _here(call: Callable[[], T]) -> T:
-    return call()
+        aside(end) if self._is_used else end()
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

@@ -27,10 +27,9 @@ from persist_lib.location.rpc.credentials import is_loopback
 from persist_lib.location.rpc.grpc_forks import CORE
 from persist_lib.location.wrap.deadline import within
 from persist_lib.server.access import Access, Certificates, TableNames
-from persist_lib.server.log_watch import Announcing, Watching
 from persist_lib.server.metrics import CONTENT_TYPE, Measures, figures
 from persist_lib.server.probes import LOOK_S, Page, Pages, Readiness
-from persist_lib.server.row_push import Following, Pushing
+from persist_lib.server.row_push import Announcing, Following, Pushing, Watching
 from persist_lib.server.rpc_calls import Calls, Looks
 from persist_lib.shard.funnels import Funnels
 from persist_lib.telemetry import collector

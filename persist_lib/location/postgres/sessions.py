@@ -40,11 +40,7 @@ Record = tuple[bytes | None, ...]
 
 
 class Dropped(Exception):
-    """The connection is gone, or the answer did not come in time. `was_sent`: whether the server may have acted."""
-
-    def __init__(self, message: str, *, was_sent: bool) -> None:
-        super().__init__(message)
-        self.was_sent = was_sent
+    """The connection is gone, or the answer did not come in time. The server may have acted."""
 
 
 class Rejected(Exception):
@@ -142,7 +138,7 @@ class Session:
 
     def _mixed_up(self) -> Dropped:
         self._is_broken = True
-        return Dropped("the answer is to another request", was_sent=True)
+        return Dropped("the answer is to another request")
 
     def _name(self, sql: str, types: list[int], deadline: Deadline) -> bytes | None:
         if not self._prepares:
@@ -166,41 +162,34 @@ class Session:
         return name
 
     def _send(self, send: Callable[[], None], deadline: Deadline) -> list[Record]:
-        self._is_unreplicated = False
-        try:
-            send()
-        except psycopg.Error as error:
-            raise Dropped(str(error), was_sent=True) from error  # a part may have left
-        self._flush(deadline)
-        return self._answer(deadline)
+        """Send a statement, and read its answer.
 
-    def _flush(self, deadline: Deadline) -> None:
-        """Send it all. Read too, as a server that answers early stops reading, and both would wait for ever."""
-        try:
-            while self._pgconn.flush():
-                if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
-                    self._pgconn.consume_input()
-        except psycopg.Error as error:
-            raise Dropped(str(error), was_sent=True) from error
-
-    def _answer(self, deadline: Deadline) -> list[Record]:
-        """Read the answer to a statement. SUBTLE: its result comes *before* its commit. Only the message after it
-        acknowledges the commit: that the server is ready and outside a transaction. An error in between rolls back.
+        SUBTLE: its result comes *before* its commit. Only the message after it acknowledges the commit: that the server
+        is ready and outside a transaction. An error in between rolls back.
         """
+        self._is_unreplicated = False
         results: list[PGresult] = []
         try:
+            send()
+            self._flush(deadline)
             while (result := self._next(deadline)) is not None:
                 results.append(result)
         except psycopg.Error as error:
-            raise Dropped(str(error), was_sent=True) from error
+            raise Dropped(str(error)) from error
         for result in results:
             if result.status not in GOOD:
                 raise _rejected(result)
         if not results or self._pgconn.transaction_status != TransactionStatus.IDLE:
-            raise Dropped("the connection was closed before the commit was acknowledged", was_sent=True)
+            raise Dropped("the connection was closed before the commit was acknowledged")
         if self._is_unreplicated:
-            raise Dropped("committed on this server, but not confirmed by its synchronous standby", was_sent=True)
+            raise Dropped("committed on this server, but not confirmed by its synchronous standby")
         return [record for result in results for record in _records(result)]
+
+    def _flush(self, deadline: Deadline) -> None:
+        """Send it all. Read too, as a server that answers early stops reading, and both would wait for ever."""
+        while self._pgconn.flush():
+            if self._wait(select.POLLIN | select.POLLOUT, deadline) & select.POLLIN:
+                self._pgconn.consume_input()
 
     def _next(self, deadline: Deadline) -> PGresult | None:
         while self._pgconn.is_busy():
@@ -212,7 +201,7 @@ class Session:
         self._poll.register(self._pgconn.socket, events)
         ready = self._poll.poll(deadline.remaining_s() * 1000)
         if not ready:
-            raise Dropped(f"no answer within {deadline.timeout_s:.3g} s", was_sent=True)
+            raise Dropped(f"no answer within {deadline.timeout_s:.3g} s")
         # Any other event of the socket, such as its end, is found out by reading.
         return ready[0][1] if ready[0][1] & (select.POLLIN | select.POLLOUT) else select.POLLIN
 
@@ -330,5 +319,5 @@ def _rejected(result: PGresult) -> Exception:
     severity = _field(result, DiagnosticField.SEVERITY_NONLOCALIZED)
     message = _field(result, DiagnosticField.MESSAGE_PRIMARY)
     if not sqlstate:  # not the server's words but libpq's: the connection broke
-        return Dropped(message or result.get_error_message().strip(), was_sent=True)
+        return Dropped(message or result.get_error_message().strip())
     return Rejected(f"{message} (SQLSTATE {sqlstate})", sqlstate, is_fatal=severity not in ("", "ERROR"))

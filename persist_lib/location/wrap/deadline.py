@@ -151,15 +151,14 @@ class RetryingBlob(_Retrying[Blob], AroundBlob):
 
     def _delete_many(self, keys: Sequence[str], deadline: Deadline) -> dict[str, Exception]:
         again = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        failures = retry(
-            lambda: _unless_stopped(lambda: self.inner.delete_many(keys)), is_idempotent=True, deadline=deadline
-        )
-        while failures and deadline.remaining_s() > again.pause_s / 2 and any(map(_is_of_the_world, failures.values())):
+        while True:
+            delete = partial(_unless_stopped, partial(self.inner.delete_many, keys))
+            failures = retry(delete, is_idempotent=True, deadline=deadline)
+            is_passing = any(isinstance(error, (Determinate, Indeterminate)) for error in failures.values())
+            if not is_passing or deadline.remaining_s() <= again.pause_s / 2:
+                return failures
             deadline.pause(again.take())
-            check_not_stopped()
-            left = list(failures)
-            failures = retry(lambda left=left: self.inner.delete_many(left), is_idempotent=True, deadline=deadline)  # type: ignore[misc]
-        return failures
+            keys = list(failures)
 
 
 class RetryingConsensus(_Retrying[Consensus], AroundConsensus):
@@ -177,7 +176,3 @@ class RetryingConsensus(_Retrying[Consensus], AroundConsensus):
 def _unless_stopped(call: Callable[[], T]) -> T:
     check_not_stopped()
     return call()
-
-
-def _is_of_the_world(error: Exception) -> bool:
-    return isinstance(error, (Determinate, Indeterminate))

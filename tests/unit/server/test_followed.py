@@ -22,8 +22,7 @@ from persist_lib.location.rpc import subscriptions as pushed
 from persist_lib.location.rpc.subscriptions import Followed, Kept
 from persist_lib.location.wrap.around import AroundConsensus, Operation
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.server.log_watch import Announcing, Watching
-from persist_lib.server.row_push import ROWS_MOST, Backlog, Pushing, Subscriber
+from persist_lib.server.row_push import ROWS_MOST, Announcing, Backlog, Pushing, Subscriber, Watching
 from persist_lib.shard.commit import Machine
 from tests.unit.server.following import eventually
 from tests.worlds import SCHEMA, World, row
