@@ -192,6 +192,8 @@ CALLS: dict[str, Callable[[ObjectsBlob], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_missing_bucket_is_no_empty_one(scheme: str, url: str, call: str) -> None:
     bucket = parse_url(url).bucket
+    if (scheme, call) == ("s3", "look"):
+        pytest.skip("an answer to HEAD has no body, and S3 says only there which of both is missing")
     with contextlib.closing(ObjectsBlob(objects_at(url.replace(bucket, "no-such-place")))) as blob:
         with pytest.raises(NotFound, match=f"{CLOUDS[scheme].bucket}s are not made by Persist"):
             CALLS[call](blob)

@@ -80,7 +80,7 @@ def deaths(
     numbers: Iterable[int], config: persist.Config, life: Callable[[persist.Client], T],
     act: Callable[[persist.Client], object], *, happens: bool,
 ) -> Iterator[tuple[int, persist.Client, T]]:  # fmt: skip
-    """Whoever acts dies at each of these requests, the last of which is its last: that, another client, its life."""
+    """The one that acts dies at each of these requests, up to its own last: the request, another client, the life."""
     for n in numbers:
         world = World()
         lived = life(world.client(config))
