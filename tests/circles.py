@@ -152,7 +152,7 @@ SAMPLED: Mapping[str, Sample] = {
     "tests/torture/test_minters.py": Sample(0.0),
     "tests/wheels/test_extras.py": Sample(0.0),
     "tests/unit/location/test_clouds.py::test_whatever_breaks": Sample(0.2),
-    "tests/unit/location/test_clouds.py": Sample(0.1, ("[s3]", "-s3]")),
+    "tests/unit/location/test_clouds.py": Sample(0.1, ("[s3]", "-s3]", "[pages")),
     "tests/unit/client/test_erase.py::test_who_dies": Sample(0.3),
     "tests/unit/client/test_table.py::test_a_change_in_doubt": Sample(0.4),
     "tests/unit/events/test_damage.py::test_an_event_that_is_gone": Sample(0.4),

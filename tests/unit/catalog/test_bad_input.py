@@ -38,6 +38,7 @@ BAD: dict[str, Any] = {
     "an empty command": lambda c: c.create("x", SCHEMA, command=""),
     "a command with a space": lambda c: c.create("x", SCHEMA, command="a b"),
     "a timeout of text": lambda c: c.alter("c", retention=1, timeout="1"),
+    "times of a clock": lambda c: c.make_rendition("c", schema=persist.Schema(SCHEMA.key, SCHEMA.value, times="ms")),
     "no such rendition": lambda c: c.hand_over("c", 9),
     "rendition of text": lambda c: c.hand_over("c", "2"),
     "a flag of another type": lambda c: c.hand_over("c", 2, force="yes"),

@@ -43,17 +43,6 @@ def test_the_newest_time_is_one_that_is_promised(url: str, looking: persist.Clie
         assert reader.snapshot(timeout=0.001).as_of == 4
 
 
-def test_polling_ends_where_it_is_promised(url: str, looking: persist.Client) -> None:
-    with looking.controller().open_reader("orders") as reader, reader.listen(0) as listen:
-        promised = looking.controller().describe("orders").promised
-        listen.poll()
-        assert listen.frontier == promised
-        with persist.open(url) as client:
-            client.controller().tend("orders")
-        listen.poll()
-        assert listen.frontier == persist.at(5)
-
-
 def test_a_dry_run_of_a_handover_needs_no_right_to_write(looking: persist.Client) -> None:
     with looking.controller() as controller:
         assert controller.hand_over("orders", 1, dry_run=True, force=True) >= 2

@@ -59,18 +59,6 @@ def test_nothing_is_appended_after_a_registration_that_is_in_doubt(
     assert writer.upsert([ROW]).inserted == 1
 
 
-def test_a_failure_of_closing_does_not_hide_the_error_of_the_block(
-    writer: CollectionWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails() -> None:
-        raise persist.TimedOut("the store is away")
-
-    monkeypatch.setattr(writer, "_retire", fails)
-    with pytest.raises(ZeroDivisionError), writer:
-        raise ZeroDivisionError
-    monkeypatch.undo()
-
-
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
     with persist.open(f"file:{tmp_path}/data") as client:

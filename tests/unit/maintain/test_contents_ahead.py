@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from typing import Any
 
 import pyarrow.compute as pc
@@ -15,8 +14,8 @@ from persist_lib.core.formats import CREATED, PART_SUMS, SCHEMAS_SAY_MORE
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import Rival, check_swept, check_world
-from tests.faults.test_collection_commands import Died, Dying
 from tests.shards import TINY
+from tests.unit.maintain.surveys import deaths
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True)
@@ -189,26 +188,14 @@ def test_a_rival_that_compacts_or_keeps_others_is_met_with_words_and_nothing_is_
 
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_compactor_that_dies_at_any_request_leaves_a_whole_shard(happens: bool) -> None:
-    for n in range(1, 40):
-        world = World()
-        seen = life(world.client(CONFIG), steps=6)
-        plan = Dying(None, happens=happens)
-        dying = world.client(CONFIG, plan=plan)
-        plan.seen, plan.k = 0, n
-        with suppress(Died):
-            dying.maintain("s")
-        is_whole, plan.k = plan.seen < n, None
-        world.clock.advance(120)
-        other = world.client(CONFIG)
+    for _, other, seen in deaths(
+        range(1, 40), CONFIG, lambda client: life(client, steps=6), lambda dying: dying.maintain("s"), happens=happens
+    ):
         assert rows(other, 6) == seen[6]
         other.maintain("s")
         assert kept(other) is not None
         assert {as_of: rows(other, as_of) for as_of in seen} == seen
         check_world(other, "s")
-        world.close()
-        if is_whole:
-            return
-    raise AssertionError("it never came to an end")
 
 
 def test_a_rule_says_how_much_is_written_ahead_of_a_shard(

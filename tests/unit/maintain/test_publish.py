@@ -24,9 +24,9 @@ from persist_lib.ids import is_published
 from persist_lib.maintain.publish.folder import Folder
 from persist_lib.maintain.publish.steps import FORMATS, _table
 from persist_lib.testing import Rival, check_world
-from tests.faults.test_collection_commands import Died, Dying
 from tests.fuzz.target import mutated
 from tests.shards import TINY
+from tests.unit.maintain.surveys import deaths
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32"}, unique=True)
@@ -102,32 +102,21 @@ def dies_at_each_request(numbers: Iterable[int], as_: str, *, happens: bool, lif
 
     `life` makes a published table and changes it, and answers the time before that, and what all others check.
     """
-    for n in numbers:
-        world = World()
-        as_of, check_there, maintain = life(world.client(CONFIG))
-        plan = Dying(None, happens=happens)
-        dying = world.client(CONFIG, plan=plan)
-        plan.seen, plan.k = 0, n
-        with suppress(Died):
-            dying.publish("s", as_)
-        is_whole, plan.k = plan.seen < n, None
-        world.clock.advance(120)
-        other = world.client(CONFIG)
+    last = 0
+    for last, other, lived in deaths(numbers, CONFIG, life, lambda dying: dying.publish("s", as_), happens=happens):
+        as_of, check_there, maintain = lived
         check_there(other, as_)
         maintain(other)
         maintain(other)
         check_there(other, as_)
-        assert other.publish("s", as_).as_of > as_of
+        assert other.publish("s", as_).as_of > as_of, f"after a death at request {last}"
         check_there(other, as_)
         other.withdraw("s", as_)
         maintain(other)
-        assert not [one for one in world.inner.blob.list("-published/") if "_parts/" not in one.key]
+        assert not [one for one in other.blob.list("-published/") if "_parts/" not in one.key]
         for shard in other.table("s").describe().shards:
             check_world(other, shard)
-        world.close()
-        if is_whole:
-            return n
-    raise AssertionError("it never came to its end")
+    return last
 
 
 @BOTH

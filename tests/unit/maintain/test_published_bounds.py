@@ -22,9 +22,8 @@ from pyiceberg import expressions
 from pyiceberg.table import StaticTable
 
 import persist_lib as persist
-from tests.unit.maintain.test_publish import CONFIG, EVERY, evolved, folder
+from tests.unit.maintain.test_publish import CONFIG, EVERY, evolved
 
-__all__ = ["folder"]
 EqualTo: Any = expressions.EqualTo
 LessThan: Any = expressions.LessThan
 GreaterThanOrEqual: Any = expressions.GreaterThanOrEqual

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,8 @@ from persist_lib.maintain.compaction import carry_out
 from persist_lib.maintain.merge_tasks import local_engine
 from persist_lib.testing import Rival, check_swept, check_world
 from tests.circles import by_day
-from tests.faults.test_collection_commands import Died, Dying
 from tests.shards import TINY
+from tests.unit.maintain.surveys import deaths
 from tests.worlds import World
 
 SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string"}, unique=True)
@@ -290,25 +289,18 @@ def test_inputs_that_a_rival_has_replaced_and_deleted_are_skipped(world: World) 
 
 @pytest.mark.parametrize("happens", [True, False])
 def test_a_compactor_that_dies_at_any_request_leaves_a_whole_shard(happens: bool) -> None:
-    for n in by_day(range(1, 60), 4):
-        world = World()
-        words = filled(world.client(CONFIG), 1_200)
-        change(world.client(CONFIG), {9: "nine"})
-        plan = Dying(None, happens=happens)
-        dying = world.client(CONFIG, plan=plan)
-        plan.seen, plan.k = 0, n
-        with suppress(Died):
-            dying.compact("s", policy=AHEAD)
-        is_whole, plan.k = plan.seen < n, None
-        world.clock.advance(120)
-        other = world.client(CONFIG)
+    def life(client: persist.Client) -> dict[Any, str]:
+        words = filled(client, 1_200)
+        change(client, {9: "nine"})
+        return words | {9: "nine"}
+
+    numbers = by_day(range(1, 60), 4)
+    for _, other, words in deaths(
+        numbers, CONFIG, life, lambda dying: dying.compact("s", policy=AHEAD), happens=happens
+    ):
         other.maintain("s")
-        assert rows(other) == sorted((words | {9: "nine"}).items())
+        assert rows(other) == sorted(words.items())
         check_world(other, "s")
-        world.close()
-        if is_whole:
-            return
-    raise AssertionError("it never came to an end")
 
 
 @pytest.mark.parametrize("as_", ["iceberg", "delta"])

@@ -9,7 +9,7 @@ import pytest
 
 import persist_lib as persist
 from persist_lib import pending_area
-from persist_lib.errors import Determinate, Diverged, InvalidUsage, LeaseExpired, Missing, ShardFinished, TimedOut
+from persist_lib.errors import Diverged, InvalidUsage, LeaseExpired, Missing, ShardFinished, TimedOut
 from persist_lib.format.paths import blob_key
 from persist_lib.frontier import at
 from persist_lib.location.wrap.around import Operation
@@ -272,40 +272,6 @@ def test_closed_and_deleted_ends_it(area: Area):
         looking.contents(2, diff=True)
     with pytest.raises(LeaseExpired):
         area.reader.contents(2, diff=True)
-
-
-def test_an_interrupt_loses_and_doubles_nothing(area: Area, monkeypatch):
-    """Ctrl-C in each request in turn: what was not delivered comes again, what was does not."""
-    for lower in range(0, 9, 3):
-        area.put("a", lower, lower + 3)
-    area.absorb()
-    for lower in range(9, 18, 3):
-        area.put("a", lower, lower + 3)
-    around = type(area.client.blob).around
-    strike = {"at": -1, "seen": 0}
-
-    def interrupted(self: Any, operation: Operation, call: Any) -> Any:
-        strike["seen"] += 1
-        if strike["seen"] == strike["at"]:
-            raise KeyboardInterrupt
-        return around(self, operation, call)
-
-    monkeypatch.setattr(type(area.client.blob), "around", interrupted)
-    for place in range(1, 14):
-        heard = Heard(area.reader.listen(0, until=18), 1)
-        strike.update(at=place, seen=0)
-        try:
-            for event in heard.listener:
-                heard.take(event)
-        except KeyboardInterrupt:
-            pass
-        try:
-            for event in heard.listener:
-                heard.take(event)
-        except Determinate as failure:
-            assert "interrupted" in failure.message  # noqa: PT017
-            continue
-        assert heard.updates == expected(1, 18)
 
 
 def test_times_of_a_clock_are_shown(world: World):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 import persist_lib as persist
-from persist_lib.errors import Determinate, ShardFinished, SinceViolation
+from persist_lib.errors import ShardFinished, SinceViolation
 from persist_lib.ids import SeqNo
 from persist_lib.location.wrap.around import AroundConsensus
-from persist_lib.testing import Outcome
-from tests.shards import TINY, filled
+from tests.shards import filled
 from tests.unit.relation.carriers import Heard
-from tests.worlds import SCHEMA, WIDER, Storm, World, row
+from tests.worlds import SCHEMA, WIDER, World, row
 
 
 def test_a_snapshot_that_waits_is_woken_by_a_store_that_wakes_waiters(world: World) -> None:
@@ -60,25 +58,6 @@ def test_a_listener_waits_for_news_and_backs_off(world: World) -> None:
     assert pauses[0] <= 0.015
     assert 0.015 < max(pauses) <= 0.03, "and is never long in hearing of news"
     assert pauses[61] <= 0.018, "news make it quick again"
-
-
-def test_a_poll_that_fails_half_way_has_delivered_nothing(world: World) -> None:
-    storm = Storm(Outcome.REFUSED, "get", "get_range")
-    writing, client = world.client(TINY), world.client(TINY.model_copy(update={"timeout_s": 0.1}), plan=storm)
-    filled(writing, 10)
-    listener = client.open_reader("s").listen(0)
-    gets: list[int] = []
-    decide = storm.decide
-
-    def after_three(operation: Any) -> Any:
-        gets.append(operation.kind == "get")
-        storm.blows = sum(gets) > 3
-        return decide(operation)
-
-    storm.decide = after_three  # type: ignore[method-assign]
-    with pytest.raises(Determinate):
-        listener.poll()
-    assert listener.frontier == persist.at(1)
 
 
 def test_listening_from_before_since_is_refused_and_leaves_no_lease(world: World) -> None:

@@ -12,7 +12,6 @@ import persist_lib as persist
 from persist_lib import streams
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
-from persist_lib.relation.reader import ReadHandle
 from persist_lib.streams import stream_reader as readers
 from tests.gated import LONG_S
 from tests.streaming import SCHEMA, start, update
@@ -261,17 +260,6 @@ def test_a_listener_ahead_ends_where_it_was_told_and_says_when_nothing_comes(wor
     assert [row["_time"] for e in got if isinstance(e, persist.Updates) for row in e.table.to_pylist()] == [3]
 
 
-def test_a_listener_ahead_continues_after_nothing_came(world: World) -> None:
-    write, read = start(world).create_or_load("s", SCHEMA)
-    with read.listen(0, ahead="durable", timeout=0.1) as events:
-        with pytest.raises(persist.TimedOut, match="iterate on"):
-            next(events)
-        with pytest.raises(persist.TimedOut):
-            next(events)
-        write.write([update(1, 3)]).result()
-        assert [row["_time"] for row in next(events).table.to_pylist()] == [3]  # type: ignore[union-attr]
-
-
 def test_a_listener_ahead_can_be_polled(world: World) -> None:
     write, read = start(world).create_or_load("s", SCHEMA)
     write.write([update(1, 3), update(2, 7)]).result()
@@ -281,54 +269,6 @@ def test_a_listener_ahead_can_be_polled(world: World) -> None:
         assert events.poll() == []
         write.write([update(3, 8)]).result()
         assert [type(event) for event in events.poll()] == [streams.Unsealed, persist.Progress]
-
-
-@pytest.mark.parametrize("given", [0, 1, 2])
-def test_a_listener_ahead_that_is_interrupted_continues_or_says_that_it_cannot(
-    world: World, monkeypatch: pytest.MonkeyPatch, given: int
-) -> None:
-    write, read = start(world).create_or_load("s", SCHEMA)
-    write.write([update(1, 3), update(2, 7)]).result()
-    write.seal(5).result()
-    interrupted = _raises_once(ReadHandle.changes)
-    with read.listen(0, ahead="durable", timeout=LONG_S) as events:
-        if given == 0:  # before anything was given: all of it comes
-            monkeypatch.setattr(ReadHandle, "snapshot", _raises_once(ReadHandle.snapshot))
-            with pytest.raises(KeyboardInterrupt):
-                next(events)
-            times = [[row["_time"] for row in next(events).table.to_pylist()] for _ in range(2)]  # type: ignore[union-attr]
-            assert times == [[7], [3]]
-            assert next(events) == persist.Progress(persist.at(5))
-            return
-        assert [row["_time"] for row in next(events).table.to_pylist()] == [7]  # type: ignore[union-attr]
-        if given == 1:  # after a part of a step
-            monkeypatch.setattr(ReadHandle, "changes", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                next(events)
-            for _ in range(2):
-                with pytest.raises(persist.Determinate, match="listen again as of"):
-                    next(events)
-            return
-        assert [row["_time"] for row in next(events).table.to_pylist()] == [3]  # type: ignore[union-attr]
-        assert next(events) == persist.Progress(persist.at(5))
-        write.write([update(3, 8)]).result()
-        monkeypatch.setattr(ReadHandle, "changes", interrupted)  # between two steps
-        with pytest.raises(KeyboardInterrupt):
-            next(events)
-        assert [row["_time"] for row in next(events).table.to_pylist()] == [8]  # type: ignore[union-attr]
-        assert next(events) == persist.Progress(persist.at(5))
-
-
-def _raises_once(call: Callable[..., Any]) -> Callable[..., Any]:
-    calls: list[None] = []
-
-    def raises(*args: object, **options: object) -> Any:
-        calls.append(None)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return call(*args, **options)
-
-    return raises
 
 
 def test_a_source_gives_contents_then_updates_then_progress(place: Place) -> None:
