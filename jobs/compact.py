@@ -14,31 +14,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
 from jobs import program
 from jobs.engine import EngineName, SparkEngine, engine_for
-from jobs.parallel import IN_FLIGHT, in_parallel
-from jobs.session import Sessions, build_session
+from jobs.parallel import IN_FLIGHT, Outcome, on_shards
+from jobs.session import Sessions
 from jobs.signals import Unfinished, end, run
 from jobs.stop import Stop
 from jobs.watch import Moves, Watch
 from persist_lib.client import Client
 from persist_lib.core.duties import MAINTENANCE_LEASE_MS
 from persist_lib.core.plan.compaction import Policy
-from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Compacted
-
-
-@dataclass(frozen=True, slots=True)
-class ShardOutcome:
-    """The result for one shard: the compaction, or the error."""
-
-    shard: str
-    compacted: Compacted | None
-    error: Exception | None = None
 
 
 def compact_shards(
@@ -54,12 +43,11 @@ def compact_shards(
     stop: Stop | None = None,
     says: Callable[[str], object] | None = None,
     moves: Moves | None = None,
-) -> Iterator[ShardOutcome]:
-    """Compact each shard, `in_flight` at once. Yields an outcome for each as it is done.
+) -> Iterator[Outcome[Compacted]]:
+    """Compact each shard as `on_shards` does it. `sessions` is called only if Spark is needed.
 
-    An error of a shard is in its outcome, and does not stop the others. `sessions` is called only if Spark is needed.
-    If `stop` is set, or the caller stops early, this ends within seconds (see `in_parallel`). `says` gets a line when a
-    shard begins, and each half minute for each that goes on; `moves` is told each time that a task of a shard is done.
+    `says` gets a line when a shard begins, and each half minute for each that goes on; `moves` is told each time that a
+    task of a shard is done.
     """
     if spark is None and sessions is not None and engine != "local":
         spark = SparkEngine(client, sessions, stop=stop)
@@ -69,20 +57,13 @@ def compact_shards(
 
     watch = Watch(says or (lambda _: None), moves=moves or (lambda _s, _w, _d, _t: None))
 
-    def one(shard: str) -> ShardOutcome:
-        try:
-            with watch.doing(shard) as tells:
-                chosen = engine_for(client, shard, engine, spark, tells)
-                return ShardOutcome(
-                    shard, client.compact(shard, engine=chosen, policy=policy, dry_run=dry_run, alone=True)
-                )
-        except Stopped:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
-            return ShardOutcome(shard, None, error)
+    def one(shard: str) -> Compacted:
+        with watch.doing(shard) as tells:
+            chosen = engine_for(client, shard, engine, spark, tells)
+            return client.compact(shard, engine=chosen, policy=policy, dry_run=dry_run, alone=True)
 
     with watch:
-        yield from in_parallel(one, shards, in_flight, stop)
+        yield from on_shards(one, shards, in_flight, stop)
 
 
 def numbers(compacted: Compacted) -> dict[str, float]:
@@ -123,25 +104,20 @@ def main(argv: Sequence[str] | None = None, unfinished: Unfinished | None = None
     parser.add_argument("--engine", choices=get_args(EngineName), default="auto")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parsed = parser.parse_args(argv)
-    failed: dict[str, Exception] = {}
-    unfinished = unfinished or Unfinished()
-    with program.telling() as tells, program.opened(parsed, MAINTENANCE_LEASE_MS) as (client, shards):
-        unfinished.begin(shards)
-        tells.begin(len(shards), "planning compaction" if parsed.dry_run else "compacting")
-        for outcome in compact_shards(
-            client, shards, partial(build_session, program.spark_settings(parsed)),
-            engine=parsed.engine, dry_run=parsed.dry_run, in_flight=parsed.in_flight,
-            says=tells.says, moves=tells.moves,
-        ):  # fmt: skip
-            unfinished.done(outcome.shard)
-            if outcome.compacted is None:
-                failed[outcome.shard] = error = outcome.error or RuntimeError("no outcome")
-                tells.failed(outcome.shard, error)
-            else:
-                for line in overtaken(outcome.compacted):
-                    tells.says(f"{outcome.shard}: {line}")
-                tells.done(outcome.shard, numbers(outcome.compacted))
-    return program.exit_status(failed)
+
+    def compact(client: Client, shards: list[str], tells: program.Tells) -> Iterator[Outcome[Compacted]]:
+        return compact_shards(
+            client, shards, program.sessions(parsed), engine=parsed.engine, dry_run=parsed.dry_run,
+            in_flight=parsed.in_flight, says=tells.says, moves=tells.moves,
+        )  # fmt: skip
+
+    def told(tells: program.Tells, shard: str, compacted: Compacted) -> None:
+        for line in overtaken(compacted):
+            tells.says(f"{shard}: {line}")
+        tells.done(shard, numbers(compacted))
+
+    doing = "planning compaction" if parsed.dry_run else "compacting"
+    return program.over_shards(parsed, unfinished, doing, compact, told, MAINTENANCE_LEASE_MS)
 
 
 if __name__ == "__main__":

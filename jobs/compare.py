@@ -21,11 +21,10 @@ from functools import partial
 from jobs import program
 from jobs.engine import SparkEngine
 from jobs.rebuild import compared
-from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
-from jobs.stop import Stop
+from jobs.stop import Stop, stopping
 from jobs.watch import Tells, silent
-from jobs.works import carry_out, pieces
+from jobs.works import carry_out, engine_of, pieces
 from persist_lib.catalog import Controller
 from persist_lib.catalog.compare_task import run as run_work
 from persist_lib.catalog.comparing import Comparison
@@ -69,29 +68,18 @@ def _run(client: Client, controller: Controller, parsed: argparse.Namespace, tel
     name, text = parsed.collection, parsed.as_of
     as_of = None if text is None else int(text) if text.isascii() and text.isdigit() else text
     tells.begin(1, "planning")
-    stop = Stop()
-    try:
+    shards = [shard for one in controller.describe(name).renditions for shard in one.shards]
+    engine = "local" if client.url.startswith("memory:") else parsed.engine
+    with stopping() as stop:
         found = compare(
             controller, name, parsed.rendition, to=parsed.to, as_of=as_of, keep=parsed.keep,
-            engine=_engine(client, controller, parsed, stop), stop=stop, tells=tells.step, timeout=parsed.timeout,
+            engine=engine_of(client, shards, engine, program.sessions(parsed), stop), stop=stop, tells=tells.step,
+            timeout=parsed.timeout,
         )  # fmt: skip
-    except BaseException:
-        stop.set()
-        raise
     for line in compared(name, found):
         tells.says(line)
     says = f"rendition {found.new} beside {found.old} as of {found.as_of}" + (", kept" if parsed.keep else "")
     tells.done(name, program.spent(client.metrics().cost), says)
-
-
-def _engine(client: Client, controller: Controller, parsed: argparse.Namespace, stop: Stop) -> SparkEngine | None:
-    if client.url.startswith("memory:") or parsed.engine == "local":
-        return None
-    renditions = controller.describe(parsed.collection).renditions
-    size = sum(client.inspect(shard).state.size for one in renditions for shard in one.shards)
-    if parsed.engine == "auto" and size <= client.config.spark_above_bytes:
-        return None
-    return SparkEngine(client, partial(build_session, program.spark_settings(parsed)), stop=stop)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, functions
 
@@ -34,7 +33,7 @@ from persist_lib.core.cost import Cost
 from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.core.state import Part
 from persist_lib.core.sums import Sums
-from persist_lib.errors import Damage, InvalidUsage, PersistError
+from persist_lib.errors import Damage, InvalidUsage
 from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.maintain import Engine, local_engine
 from persist_lib.maintain.merge_tasks import run_task
@@ -43,6 +42,7 @@ from persist_lib.maintain.scrub import Adder, SumTask, local_adder
 EngineName = Literal["auto", "spark", "local"]
 
 
+CONNECT = "the Connect server"
 TASKS_AT_ONCE = 1024
 """The most tasks in one Spark job; the driver sends them all at once, some kB each."""
 
@@ -116,29 +116,21 @@ class SparkEngine:
 
         `tells` is called as tasks are done. More than TASKS_AT_ONCE tasks are several Spark jobs, one after the other.
         """
-        says, merge = f"{merging(tasks)} on Spark", self._merge
+        says, many = f"{merging(tasks)} on Spark", "1 key range" if len(tasks) < 2 else f"{len(tasks):,} key ranges"
         for start in range(0, len(tasks), TASKS_AT_ONCE):
             some = tasks[start : start + TASKS_AT_ONCE]
-            encoded = t.encode_work(self._url, self._consensus_url, some)
-
-            def work(batches: Iterator[pa.RecordBatch], encoded: bytes = encoded) -> Iterator[pa.RecordBatch]:
-                yield from t.run_all(batches, encoded, merge)
+            work = partial(t.run_all, encoded=t.encode_work(self._url, self._consensus_url, some), merge=self._merge)
 
             def told(done: int, _: int, start: int = start) -> None:
                 tells(says, start + done, len(tasks))
 
             try:
-                answers = self.answers(
-                    len(some), work, f"{some[0].shard}: {says}, {_in_ranges(len(tasks))}", told, ranges(some)
-                )
+                answers = self.answers(len(some), work, f"{some[0].shard}: {says}, {many}", told, ranges(some))
             except Exception as error:
                 if (found := lost(error, some)) is not None:
                     raise found from error
                 raise
-            for row in answers:
-                if row["error"] is not None:
-                    raise t.raised(row["error"])
-            yield from (msgspec.msgpack.decode(row["result"], type=TaskResult) for row in answers)
+            yield from t.results(answers, TaskResult)
 
     def pieces(self, size: int, task_bytes: int) -> int:
         """How many tasks a request is worth that reads `size` bytes. Starts Spark to find out how many run at once."""
@@ -155,7 +147,7 @@ class SparkEngine:
 
         def look() -> None:
             if time.monotonic() > deadline:
-                raise no_executors("the Connect server", self._idle_s)
+                raise no_executors(CONNECT, self._idle_s)
 
         try:
             return counting.result(self.stop, look)
@@ -170,13 +162,10 @@ class SparkEngine:
     def add_up(self, tasks: Sequence[SumTask], tells: Tells = silent) -> Iterator[Sums | Damage]:
         """Yield the sums or the damage that each task of a scrub found, in the order of the tasks."""
         says = f"{scrubbing(tasks)} on Spark" if tasks else ""
-        url, consensus_url = self._url, self._consensus_url
         for start in range(0, len(tasks), TASKS_AT_ONCE):
             some = tasks[start : start + TASKS_AT_ONCE]
-            encoded = msgspec.msgpack.encode(some)
-
-            def work(batches: Iterator[pa.RecordBatch], encoded: bytes = encoded) -> Iterator[pa.RecordBatch]:
-                yield from t.add_up_all(batches, encoded, url, consensus_url)
+            encoded, url, consensus_url = msgspec.msgpack.encode(some), self._url, self._consensus_url
+            work = partial(t.add_up_all, encoded=encoded, url=url, consensus_url=consensus_url)
 
             def told(done: int, _: int, start: int = start) -> None:
                 tells(says, start + done, len(tasks))
@@ -184,8 +173,10 @@ class SparkEngine:
             for row in self.answers(len(some), work, f"{some[0].shard}: {says}", told):
                 if row["error"] is None:
                     yield msgspec.msgpack.decode(row["result"], type=Sums)
+                elif isinstance(error := t.raised(row["error"]), Damage):
+                    yield error
                 else:
-                    yield _damage(t.raised(row["error"]))
+                    raise error
 
     def answers(
         self, count: int, work: Any, says: str, tells: Callable[[int, int], object], details: str = "",
@@ -203,15 +194,19 @@ class SparkEngine:
         self.stop.check()
         with self._lock:
             self._jobs += 1
-            looks = self._looks(spark, f"{self._tag}-{self._jobs}", says, details)
+            looks: Looks = Told(self._handlers, spark, says)
+            if is_classic(spark):
+                looks = Group(spark, f"{self._tag}-{self._jobs}", says, details)
         total = count + (0 if shuffled is None else shuffled.tasks)
         tells(0, total)
-        progress = Progress(looks, lambda done: tells(min(done, total), total), self._where(spark), self._idle_s)
+        where = str(spark.sparkContext.master) if is_classic(spark) else CONNECT
+        progress = Progress(looks, lambda done: tells(min(done, total), total), where, self._idle_s)
         job = Call(partial(self._run, spark, count, work, shuffled, looks), "persist-spark")
         try:
             answers = job.result(self.stop, progress, patience_s=ENDING_S)
         except SparkUnreachable:
-            self._forget(spark, looks)
+            if isinstance(looks, Group):  # cancel the one job that is waited for no longer
+                spark.sparkContext.cancelJobGroup(looks.name)
             raise
         tells(total, total)
         charge(self._client, answers)
@@ -234,17 +229,6 @@ class SparkEngine:
             self._handlers.pop(threading.get_ident(), None)
             with self._lock:
                 self._running -= 1
-
-    def _looks(self, spark: SparkSession, group: str, says: str, details: str) -> Looks:
-        return Group(spark, group, says, details) if is_classic(spark) else Told(self._handlers, spark, says)
-
-    def _where(self, spark: SparkSession) -> str:
-        return str(spark.sparkContext.master) if is_classic(spark) else "the Connect server"
-
-    def _forget(self, spark: SparkSession, looks: Looks) -> None:
-        """Cancel the one job that is waited for no longer."""
-        if isinstance(looks, Group):
-            spark.sparkContext.cancelJobGroup(looks.name)
 
     def cancel(self) -> None:
         """Stop: end the tasks of this engine, and refuse others."""
@@ -289,10 +273,6 @@ class SparkEngine:
             told.note(stages, inflight_tasks)
 
 
-def _in_ranges(count: int) -> str:
-    return f"{count:,} key ranges" if count > 1 else "1 key range"
-
-
 def _check_start(began: float) -> None:
     if time.monotonic() - began > START_S:
         raise SparkUnreachable(
@@ -300,12 +280,6 @@ def _check_start(began: float) -> None:
             "Connect server, or use engine=local",
             where="",
         )
-
-
-def _damage(error: PersistError) -> Damage:
-    if not isinstance(error, Damage):
-        raise error
-    return error
 
 
 def _tag(spark: Any, tag: str) -> None:
@@ -373,21 +347,25 @@ def engine_for(
     `auto`: what a rule says of the shard; else Spark for a request that reads more than `spark_above_bytes` and is
     worth more than one task, and local for others.
     """
-    name = _by_rule(client, shard, name, spark)
     here = told_here(local_engine(client.machine(shard)), tells, lambda tasks: f"{merging(tasks)} here")
+    there, above = _chosen(client, shard, name, spark)
+    return here if there is None else Fitting(here, there, tells, above)
+
+
+def _chosen(
+    client: Client, shard: str, name: EngineName, spark: SparkEngine | None
+) -> tuple[SparkEngine | None, int | None]:
+    """The engine that was named, or else the one of a rule, as far as there is a choice; None: this process.
+
+    And above how many bytes it is used; None: always.
+    """
+    if name == "auto" and spark is not None and (said := client.rules_of(shard).get("engine")) is not None:
+        name = cast("EngineName", said.value)
     if name == "local" or (name == "auto" and spark is None):
-        return here
+        return None, None
     if spark is None:
         raise InvalidUsage("engine='spark' needs a Spark session")
-    return Fitting(here, spark, tells, None if name == "spark" else client.config.spark_above_bytes)
-
-
-def _by_rule(client: Client, shard: str, name: EngineName, spark: SparkEngine | None) -> EngineName:
-    """The engine that was named, or else the one of a rule, as far as there is a choice."""
-    if name != "auto" or spark is None:
-        return name
-    said = client.rules_of(shard).get("engine")
-    return name if said is None else cast("EngineName", said.value)
+    return spark, None if name == "spark" else client.config.spark_above_bytes
 
 
 class Fitting:
@@ -433,17 +411,12 @@ def adder_for(client: Client, shard: str, name: EngineName, spark: SparkEngine |
 
     `auto`: what a rule says; else Spark if a scrub reads more than `spark_above_bytes` in more than one task, or local.
     """
-    name = _by_rule(client, shard, name, spark)
     here = told_here(local_adder(client.machine(shard).blob), tells, lambda tasks: f"{scrubbing(tasks)} here")
-    if name == "local" or (name == "auto" and spark is None):
-        return here
-    if spark is None:
-        raise InvalidUsage("engine='spark' needs a Spark session")
-    there, above = spark, client.config.spark_above_bytes
+    there, above = _chosen(client, shard, name, spark)
 
     def run(tasks: Sequence[SumTask]) -> Iterable[Sums | Damage]:
-        is_large = bytes_scrubbed(tasks) > above and len(tasks) > 1
-        return there.add_up(tasks, tells) if name == "spark" or is_large else here(tasks)
+        is_here = there is None or (above is not None and (bytes_scrubbed(tasks) <= above or len(tasks) < 2))
+        return here(tasks) if there is None or is_here else there.add_up(tasks, tells)
 
     return run
 

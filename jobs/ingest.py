@@ -23,17 +23,15 @@ from functools import partial
 
 from jobs import program
 from jobs.engine import SparkEngine
-from jobs.ingesting.describing import describe
 from jobs.ingesting.engines import Engine, Local, OnSpark
 from jobs.ingesting.inputs import find_files
 from jobs.ingesting.options import build_parser, settings_of
 from jobs.ingesting.planning import new_files
 from jobs.ingesting.running import Ingest, Outcome, ingest, look
-from jobs.ingesting.sampling import infer_schema, take_sample
+from jobs.ingesting.sampling import describe, infer_schema, take_sample
 from jobs.ingesting.settings import Settings
-from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
-from jobs.stop import Stop
+from jobs.stop import Stop, stopping
 from persist_lib.cli.schema_commands import build_schema
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound, PersistError, SchemaMismatch
@@ -101,7 +99,7 @@ def engine_of(client: Client, parsed: argparse.Namespace, job: Ingest, stop: Sto
         name = "local" if is_here else "spark"
     if name == "local":
         return Local(stop, parsed.threads)
-    return OnSpark(SparkEngine(client, partial(build_session, program.spark_settings(parsed)), stop=stop))
+    return OnSpark(SparkEngine(client, program.sessions(parsed), stop=stop))
 
 
 def check_sample(client: Client, job: Ingest, most: int) -> None:
@@ -163,12 +161,8 @@ def _ingest(client: Client, parsed: argparse.Namespace, settings: Settings, tell
         tells.says(f"creating {parsed.shard}: {job.schema}")
     check_sample(client, job, parsed.max_bad)
     tells.begin(1, "planning")
-    stop = Stop()
-    try:
+    with stopping() as stop:
         outcome = ingest(client, job, engine_of(client, parsed, job, stop), stop, tells.step)
-    except BaseException:
-        stop.set()
-        raise
     tells.done(parsed.shard, {**numbers(outcome), **program.spent(client.metrics().cost)})
     return outcome
 

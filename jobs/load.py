@@ -23,9 +23,9 @@ from functools import partial
 from jobs import program
 from jobs.engine import SparkEngine
 from jobs.loading import OnSpark
-from jobs.session import Sessions, build_session
+from jobs.session import Sessions
 from jobs.signals import Unfinished, end, run
-from jobs.stop import Stop
+from jobs.stop import Stop, stopping
 from jobs.watch import Tells
 from persist_lib.catalog import Controller
 from persist_lib.client import Client
@@ -56,16 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def _load(
     client: Client, controller: Controller, parsed: argparse.Namespace, tells: program.Tells
 ) -> None:  # fmt: skip
-    name, stop, sources = parsed.source, Stop(), controller.sources()
-    record = sources.find(name)
-    if parsed.dry_run:
-        check_loadable(record)
-        tells.says(_left(client, sources, record))
-        return
-    sessions = partial(build_session, program.spark_settings(parsed))
-    loads, tasks_run = loads_for(client, record, parsed.engine, sessions, stop, tells.step, parsed.window_mib * MIB)
-    tells.begin(1, "binding what is there")
-    sums = {"messages": 0, "errors": 0}
+    name, sums = parsed.source, {"messages": 0, "errors": 0}
 
     def told(what: Progress | PersistError) -> None:
         if isinstance(what, PersistError):
@@ -74,13 +65,16 @@ def _load(
         sums["messages"] += what.messages
         sums["errors"] += what.errors
 
-    try:
+    with stopping() as stop, closing(controller.sources()) as sources:
+        record = sources.find(name)
+        if parsed.dry_run:
+            check_loadable(record)
+            tells.says(_left(client, sources, record))
+            return
+        sessions, window = program.sessions(parsed), parsed.window_mib * MIB
+        loads, tasks_run = loads_for(client, record, parsed.engine, sessions, stop, tells.step, window)
+        tells.begin(1, "binding what is there")
         sources.run(name, until_idle=True, told=told, loads=loads)
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        sources.close()
     tells.done(name, {**sums, "tasks": tasks_run(), **program.spent(client.metrics().cost)})
 
 

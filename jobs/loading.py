@@ -13,7 +13,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from jobs import tasks as t
@@ -44,10 +43,7 @@ class OnSpark:
             rows = self._engine.answers(work.tasks, partial(send_all, encoded=encoded), says, told, shuffled=then)
         else:
             rows = self._engine.answers(work.tasks, partial(decode_all, encoded=encoded), says, told)
-        for row in rows:
-            if row["error"] is not None:
-                raise t.raised(row["error"])
-        return [pickle.loads(msgspec.msgpack.decode(row["result"])) for row in rows]  # noqa: S301 - our tasks made it
+        return [pickle.loads(one) for one in t.results(rows, bytes)]  # noqa: S301 - our tasks made it
 
 
 class Outcome(NamedTuple):
@@ -87,12 +83,8 @@ def settle_all(batches: Iterator[pa.RecordBatch], encoded: bytes) -> Iterator[pa
             else:
                 rows.append(one)
         with Spending() as spent:
-            outcome = t.attempt(partial(_settled, work, bucket, rows))
+            outcome = t.attempt(lambda: pickle.dumps(settle(work, bucket, rows)))  # noqa: B023 - called at once
         yield t.answer(work.tasks + bucket, outcome, spent.cost)
-
-
-def _settled(work: Work, bucket: int, rows: list[Piece]) -> bytes:
-    return pickle.dumps(settle(work, bucket, rows))
 
 
 def _sent(batches: Iterator[pa.RecordBatch]) -> Iterator[Piece]:

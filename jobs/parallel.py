@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from jobs.stop import Stop
-from persist_lib.location.wrap.deadline import unless
+from persist_lib.location.wrap.deadline import Stopped, unless
 from persist_lib.runtime.threads import SLICE_S, aside
 
 log = logging.getLogger("persist.jobs")
@@ -54,6 +54,34 @@ def in_parallel(
     finally:
         if stop.is_set:
             crew.leave()
+
+
+class Outcome(NamedTuple, Generic[Answer]):
+    """What came of one shard: what was done, or the error."""
+
+    shard: str
+    done: Answer | None
+    error: Exception | None = None
+
+
+def on_shards(
+    do: Callable[[str], Answer], shards: Sequence[str], in_flight: int, stop: Stop | None = None
+) -> Iterator[Outcome[Answer]]:
+    """Do something on each shard, `in_flight` at once. Yields an outcome for each as it is done.
+
+    An error of a shard is in its outcome, and does not stop the others. If `stop` is set, or the caller stops early,
+    this ends within seconds (see `in_parallel`).
+    """
+
+    def one(shard: str) -> Outcome[Answer]:
+        try:
+            return Outcome(shard, do(shard))
+        except Stopped:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one shard must not stop the others
+            return Outcome(shard, None, error)
+
+    yield from in_parallel(one, shards, in_flight, stop)
 
 
 class _Crew(Generic[Item, Answer]):

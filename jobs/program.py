@@ -15,13 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import persist_lib as persist
-from jobs.session import SparkSettings
+from jobs.parallel import Answer, Outcome
+from jobs.session import Sessions, SparkSettings, build_session
 from jobs.signals import Unfinished
 from persist_lib.cli.json_values import exit_code
 from persist_lib.client import Client
@@ -47,24 +49,20 @@ class Terminal:
     _bars: dict[str, TaskID] = field(default_factory=dict, init=False)
 
     def begin(self, shards: int, doing: str) -> None:
-        """Show the bar."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal, transient=True)
         self._task = self._progress.add_task(doing, total=shards)
         self._progress.start()
 
     def step(self, doing: str, done: float, of: float) -> None:
-        """Show on the bar how far it has come."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=doing, completed=done, total=of)
 
     def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
-        """A line of words and figures."""
         figures = "  ".join(f"{name}={number:,.6g}" for name, number in numbers.items())
         self._line("  ".join(filter(None, (shard, says, figures))) if says or figures else f"{shard}  nothing to do")
 
     def failed(self, shard: str, error: Exception) -> None:
-        """A line that names the error."""
         self._line(f"{shard}  FAILED: {type(error).__name__}: {error}")
 
     def moves(self, shard: str, what: str, done: int, total: int) -> None:
@@ -81,11 +79,9 @@ class Terminal:
             self._progress.update(bar, description=f"{shard}: {what}", completed=done, total=total)
 
     def says(self, line: str) -> None:
-        """A line on what continues."""
         self.console.print(line, soft_wrap=True, markup=False)
 
     def end(self) -> None:
-        """Take the bar away."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -111,23 +107,18 @@ class JsonLines:
         print(log_line(event, time.time(), **fields), flush=True)
 
     def begin(self, shards: int, doing: str) -> None:
-        """A line."""
         self._say("begin", doing=doing, shards=shards)
 
     def step(self, doing: str, done: float, of: float) -> None:
-        """A line."""
         self._say("step", doing=doing, done=done, of=of)
 
     def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
-        """A line with the figures in `figures`."""
         self._say("done", shard=shard, figures=dict(numbers), says=says)
 
     def failed(self, shard: str, error: Exception) -> None:
-        """A line that names the error."""
         self._say("failed", shard=shard, error=type(error).__name__, says=str(error))
 
     def says(self, line: str) -> None:
-        """A line on what continues."""
         self._say("says", says=line)
 
     def moves(self, shard: str, what: str, done: int, total: int) -> None:
@@ -153,27 +144,22 @@ class Pipes:
         self._shards = 0
 
     def begin(self, shards: int, doing: str) -> None:
-        """Log it."""
         self._log.info("%s: %d shards", doing, shards)
 
     def step(self, doing: str, done: float, of: float) -> None:
-        """Log it."""
         self._log.info("%s: %g of %g", doing, done, of)
 
     def done(self, shard: str, numbers: Numbers, says: str = "") -> None:
-        """Log it, and add the figures up."""
         self._shards += 1
         for name, number in numbers.items():
             self._sums[name] = self._sums.get(name, 0) + number
         self._log.info("%s: %s%s", shard, f"{says}; " if says else "", dict(numbers))
 
     def failed(self, shard: str, error: Exception) -> None:
-        """Log it as an error."""
         self._failed.append(shard)
         self._log.error("%s: %s: %s", shard, type(error).__name__, error)
 
     def says(self, line: str) -> None:
-        """Log it."""
         self._log.info("%s", line)
 
     def moves(self, shard: str, what: str, done: int, total: int) -> None:
@@ -243,6 +229,11 @@ def spark_settings(parsed: argparse.Namespace) -> SparkSettings:
     return SparkSettings.from_environment().model_copy(update=given)
 
 
+def sessions(parsed: argparse.Namespace) -> Sessions:
+    """What makes the session there, on first use."""
+    return partial(build_session, spark_settings(parsed))
+
+
 def letters(name: str) -> str:
     """A name in the letters that names in Dagster may have."""
     return "".join(one if one.isalnum() and one.isascii() else "_" for one in name)
@@ -301,6 +292,29 @@ def on_one(
         print(f"{name}  FAILED: {type(error).__name__}: {error}", file=sys.stderr)
         return exit_code(error)
     return 0
+
+
+def over_shards(
+    parsed: argparse.Namespace, unfinished: Unfinished | None, doing: str,
+    do: Callable[[Client, list[str], Tells], Iterator[Outcome[Answer]]],
+    told: Callable[[Tells, str, Answer], Exception | None],
+    lease_ms: int | None = None,
+) -> int:  # fmt: skip
+    """Do something on the shards that were asked for; returns the exit status of the program.
+
+    `told` tells what was done on one, or answers what is wrong with it.
+    """
+    failed: dict[str, Exception] = {}
+    unfinished = unfinished or Unfinished()
+    with telling() as tells, opened(parsed, lease_ms) as (client, shards):
+        unfinished.begin(shards)
+        tells.begin(len(shards), doing)
+        for shard, done, error in do(client, shards, tells):
+            unfinished.done(shard)
+            if (wrong := error if done is None else told(tells, shard, done)) is not None:
+                failed[shard] = wrong
+                tells.failed(shard, wrong)
+    return exit_status(failed)
 
 
 def exit_status(failed: Mapping[str, Exception]) -> int:

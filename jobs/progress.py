@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -25,18 +25,12 @@ def is_classic(spark: Any) -> bool:
     return isinstance(spark, SparkSession)
 
 
-class Looks(Protocol):
-    """Looks at one job: how many of its tasks are done, and whether any runs or has run."""
-
-    def begin(self) -> None:
-        """Called by the thread that runs the job, before it does."""
-
-    def look(self) -> tuple[int, bool]:
-        """Called by the thread that waits."""
-
-
 class Group:
-    """A job of a classic session, by its job group."""
+    """A job of a classic session, by its job group.
+
+    `begin` is called by the thread that runs the job, before it does. `look` is called by the thread that waits: how
+    many of the tasks are done, and whether any runs or has run.
+    """
 
     def __init__(self, spark: SparkSession, group: str, says: str, details: str = "") -> None:
         self.name = group
@@ -57,10 +51,7 @@ class Group:
                 if (info := tracker.getStageInfo(stage)) is not None:
                     done += info.numCompletedTasks
                     is_moving = is_moving or bool(info.numActiveTasks)
-        return done, is_moving or bool(done) or self._has_executors()
-
-    def _has_executors(self) -> bool:
-        return has_executors(self._context)
+        return done, is_moving or bool(done) or has_executors(self._context)
 
 
 def has_executors(context: Any) -> bool:
@@ -91,6 +82,9 @@ class Told:
 
     def look(self) -> tuple[int, bool]:
         return self._done, self._is_moving
+
+
+Looks = Group | Told
 
 
 class Progress:

@@ -18,15 +18,14 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobs import program
 from jobs.engine import SparkEngine
-from jobs.session import build_session
 from jobs.signals import Unfinished, end, run
-from jobs.stop import Stop
+from jobs.stop import Stop, stopping
 from jobs.watch import Tells, silent
-from jobs.works import carry_out, pieces
+from jobs.works import carry_out, engine_of, pieces
 from persist_lib.catalog import Controller
 from persist_lib.catalog.comparing import Comparison
 from persist_lib.catalog.copies import Copied, load_transform
@@ -111,15 +110,12 @@ def _run(client: Client, controller: Controller, parsed: argparse.Namespace, tel
         number = made.number
         tells.says(f"{name}: made rendition {number} of {len(made.shards)} shards; to resume: --rendition {number}")
     tells.begin(1, "planning")
-    stop = Stop()
-    try:
+    with stopping() as stop:
+        engine = engine_of(client, active.shards, parsed.engine, program.sessions(parsed), stop)
         done = rebuild(
-            controller, name, number, transform=parsed.transform,
-            engine=_engine(client, parsed, active, stop), stop=stop, tells=tells.step, timeout=parsed.timeout,
+            controller, name, number, transform=parsed.transform, engine=engine, stop=stop, tells=tells.step,
+            timeout=parsed.timeout,
         )  # fmt: skip
-    except BaseException:
-        stop.set()
-        raise
     show = active.schema.show
     tells.says(f"{name}: rendition {number} has all that was before {show(done.copied.upper)}")
     if parsed.compare:
@@ -132,14 +128,6 @@ def _run(client: Client, controller: Controller, parsed: argparse.Namespace, tel
         start = controller.hand_over(name, number, advance=True, transform=function, timeout=parsed.timeout)
         says = f"rendition {number} is the collection from {show(start)} on"
     tells.done(name, figures, says)
-
-
-def _engine(client: Client, parsed: argparse.Namespace, active: Any, stop: Stop) -> SparkEngine | None:
-    size = sum(client.inspect(shard).state.size for shard in active.shards)
-    is_here = client.url.startswith("memory:") or size <= client.config.spark_above_bytes
-    if parsed.engine == "local" or (parsed.engine == "auto" and is_here):
-        return None
-    return SparkEngine(client, partial(build_session, program.spark_settings(parsed)), stop=stop)
 
 
 def compared(name: str, found: Comparison) -> Iterator[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import _thread
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from persist_lib.location.wrap.deadline import Stopped
 from persist_lib.runtime.threads import Flag
@@ -54,6 +55,17 @@ class Stop:
             except IndexError:  # another thread sets it too
                 return
             _thread.start_new_thread(_quietly, (call,))
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """A stop that is set when the block is left by an error or an interrupt, such as the cancel of a run."""
+    stop = Stop()
+    try:
+        yield stop
+    except BaseException:
+        stop.set()
+        raise
 
 
 def _quietly(call: Callable[[], object]) -> None:

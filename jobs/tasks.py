@@ -11,8 +11,9 @@ continues after the driver died leaves orphans at worst.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from persist_lib.maintain.merge_tasks import run_task
 from persist_lib.maintain.scrub import SumTask, add_up_task
 from persist_lib.runtime.ambient import Runtime
 
+T = TypeVar("T")
 Merge = Callable[[MergeTask, Blob, Callable[[], int]], TaskResult]
 
 ANSWER = pa.schema([("task", pa.int64()), ("result", pa.binary()), ("error", pa.binary()), ("cost", pa.binary())])
@@ -67,26 +69,30 @@ def encode_work(url: str, consensus_url: str, tasks: Sequence[MergeTask]) -> byt
 
 def run_all(batches: Iterator[pa.RecordBatch], encoded: bytes, merge: Merge = run_task) -> Iterator[pa.RecordBatch]:
     """Carry out the tasks whose indices come in; yields their answers."""
-    work: Work | None = None
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            work = work or msgspec.msgpack.decode(encoded, type=Work)
-            with Spending() as spent:
-                outcome = _attempt(work, index, merge)
-            yield answer(index, outcome, spent.cost)
+    work = msgspec.msgpack.decode(encoded, type=Work)
+    return answered(batches, lambda index: attempt(partial(_merged, work, merge, index)))
 
 
 def add_up_all(
     batches: Iterator[pa.RecordBatch], encoded: bytes, url: str, consensus_url: str
 ) -> Iterator[pa.RecordBatch]:
     """Read the parts of the tasks whose indices come in; yields their sums."""
-    tasks: list[SumTask] | None = None
+    tasks = msgspec.msgpack.decode(encoded, type=list[SumTask])
+
+    def one(index: int) -> object:
+        found = add_up_task(tasks[index], blob_at(url, consensus_url))
+        return tell(found) if isinstance(found, Damage) else found
+
+    return answered(batches, one)
+
+
+def answered(batches: Iterator[pa.RecordBatch], carry_out: Callable[[int], object]) -> Iterator[pa.RecordBatch]:
+    """The answers of the tasks whose indices come in, each with what it cost."""
     for batch in batches:
         for index in batch.column(0).to_pylist():
-            tasks = tasks or msgspec.msgpack.decode(encoded, type=list[SumTask])
             with Spending() as spent:
-                found = add_up_task(tasks[index], blob_at(url, consensus_url))
-            yield answer(index, tell(found) if isinstance(found, Damage) else found, spent.cost)
+                outcome = carry_out(index)
+            yield answer(index, outcome, spent.cost)
 
 
 def answer(index: int, outcome: object, cost: Cost) -> pa.RecordBatch:
@@ -134,6 +140,14 @@ def raised(encoded: bytes) -> PersistError:
     return error
 
 
+def results(rows: Sequence[Mapping[str, Any]], kind: type[T]) -> list[T]:
+    """What the tasks of a job answered. Raises the first permanent error of one."""
+    for row in rows:
+        if row["error"] is not None:
+            raise raised(row["error"])
+    return [msgspec.msgpack.decode(row["result"], type=kind) for row in rows]
+
+
 def blob_at(url: str, consensus_url: str) -> Blob:
     """The location's Blob, opened once in each worker process, which Spark reuses for many tasks."""
     with _opening:
@@ -142,13 +156,8 @@ def blob_at(url: str, consensus_url: str) -> Blob:
         return _blobs[url, consensus_url]
 
 
-def _attempt(work: Work, index: int, merge: Merge) -> TaskResult | Told:
+def _merged(work: Work, merge: Merge, index: int) -> TaskResult:
     try:
         return merge(work.task(index), blob_at(work.url, work.consensus_url), Runtime().entropy)
-    except MemoryError as error:
-        # Tried again by Spark, perhaps on an executor that has more.
+    except MemoryError as error:  # tried again by Spark, perhaps on an executor that has more
         raise MemoryError(f"task {index} of this Spark job: {error}") from error
-    except (Determinate, Indeterminate):
-        raise
-    except PersistError as error:
-        return tell(error)

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from jobs.engine import EngineName, engine_for
 from orchestration.collection_reports import steps_of, table
-from orchestration.collections import COLLECTIONS, job_of
+from orchestration.collections import COLLECTIONS
 from orchestration.duties import MAY_NOT, Options
 from orchestration.mount import Mount
 from orchestration.pending import PENDING, figures
-from orchestration.plans import APPLY, PLANS
+from orchestration.plans import PLANS
 from orchestration.reports import Event, figure, listed
 from orchestration.resources import Persist
 from orchestration.sweep import spark_engine
@@ -37,11 +37,6 @@ class ApplyConfig(dg.Config):
     plan: str = Field(default="", description="or the plan itself, as JSON")
     shards: list[str] = Field(default=[], description="only these, or these collections; empty: all that it has")
     engine: str = Field(default="auto", description="as in the other jobs: auto, spark or local")
-
-
-def plan_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
-    """The job that carries a plan out, by its name."""
-    return {APPLY: job_of(mount, APPLY, apply_op(mount))}
 
 
 def apply_op(mount: Mount) -> dg.OpDefinition:

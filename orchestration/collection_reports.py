@@ -8,13 +8,13 @@ from typing import Any
 
 import dagster as dg
 
+from orchestration.duties import drawn
 from orchestration.mount import Mount
 from orchestration.reports import figure
 from persist_lib.catalog import Description
 from persist_lib.catalog.comparing import Comparison
 from persist_lib.catalog.describe import Tended
 from persist_lib.core.units import duration, size
-from persist_lib.frontier import Antichain
 from persist_lib.timeline import Lag
 from persist_lib.times import Times
 
@@ -30,7 +30,8 @@ def described(found: Description) -> Metadata:
     """A collection as metadata: how far it has come, and a table of its renditions."""
     shown = {"since": found.since, "upper": found.upper, "promised": found.promised}
     figures: Metadata = {name: figure(found.schema.show(frontier)) for name, frontier in shown.items()}
-    figures |= {f"{name}_time": figure(time) for name, one in shown.items() if (time := _drawn(one)) is not None}
+    times = (drawn(f"{name}_time", one) for name, one in shown.items())
+    figures |= {name: figure(time) for one in times for name, time in one.items()}
     rows = [
         {
             "rendition": one.number, "state": "active" if one.active else one.state, "shards": len(one.shards),
@@ -125,8 +126,3 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
     columns: Mapping[str, Any] = rows[0] if rows else {"nothing": ""}
     kinds = [dg.TableColumn(name, "int" if isinstance(value, int) else "string") for name, value in columns.items()]
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema=dg.TableSchema(columns=kinds))
-
-
-def _drawn(frontier: Antichain) -> int | None:
-    """A frontier that a timeline can show."""
-    return frontier.time if frontier.time is not None and frontier.time < 2**63 else None

@@ -6,7 +6,7 @@ about one collection.
 
 # SUBTLE: no `from __future__ import annotations` here, as Dagster reads the annotations of what it decorates.
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import dagster as dg
@@ -15,7 +15,8 @@ from pydantic import Field
 from jobs.compare import compare
 from jobs.engine import SparkEngine
 from jobs.rebuild import rebuild
-from jobs.stop import Stop
+from jobs.stop import Stop, stopping
+from jobs.works import engine_of
 from orchestration.collection_reports import (
     APPLIED,
     behind,
@@ -27,18 +28,16 @@ from orchestration.collection_reports import (
     verdict,
 )
 from orchestration.config import TendConfig
-from orchestration.jobs import RETRIES
+from orchestration.factories import Tick, op_of, schedule_of
 from orchestration.mount import Mount
 from orchestration.partitions import COLLECTIONS as PARTITIONS
-from orchestration.partitions import add_missing, defined, keep
+from orchestration.partitions import add_missing, keep
 from orchestration.plans import is_planned, written_down
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist, traced
-from orchestration.runs import is_unfinished
+from orchestration.resources import Persist
 from orchestration.sensors import run_key
 from persist_lib.catalog import Controller, Description
 from persist_lib.catalog.describe import Step, Tended
-from persist_lib.client import Client
 from persist_lib.core.duties import BY_NAME
 from persist_lib.core.plan.written import Plan
 from persist_lib.errors import InvalidUsage, PersistError
@@ -85,33 +84,10 @@ class RebuildConfig(dg.Config):
     timeout: float = Field(default=3600.0, gt=0, description="seconds for each step")
 
 
-def collections_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that all jobs of this module report to."""
-    return dg.AssetSpec(
-        mount.key(COLLECTIONS), description=f"The collections of the location. {DUTY.does}", owners=["team:storage"],
-        partitions_def=defined(mount, PARTITIONS), group_name=mount.group, kinds={"python"},
-    )  # fmt: skip
-
-
-def collection_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
-    """All jobs about collections, by name."""
-    ops = {COLLECTIONS: tend_op(mount), "compare": compare_op(mount), "handover": handover_op(mount),
-           "rebuild": rebuild_op(mount)}  # fmt: skip
-    return {name: job_of(mount, name, op) for name, op in ops.items()}
-
-
 def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
     """Tend collections where there is something to do. Looking costs one request without a catalog."""
 
-    @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(DUTY.schedule), execution_timezone="UTC",
-        default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
-        description=f"{DUTY.does} Runs only where that is due.",
-    )  # fmt: skip
-    def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        persist: Persist = getattr(context.resources, mount.persist)
-        if is_unfinished(context.instance, job.name):
-            return dg.SkipReason(f"the last run of {job.name} is not finished")
+    def when_due(persist: Persist) -> Tick:
         with persist.client.controller() as controller:
             (planned, failed), listed = _tended(controller, None, dry_run=True), set(controller.list())
         steps = due(planned, listed)
@@ -124,7 +100,7 @@ def collection_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultS
             return dg.RunRequest(run_key=run_key(" ".join(step.exactly) for step in steps))
         return dg.RunRequest()
 
-    return when_due
+    return schedule_of(mount, job, DUTY.schedule, status, f"{DUTY.does} Runs only where that is due.", when_due)
 
 
 def due(planned: Tended, listed: Collection[str]) -> list[Step]:
@@ -176,7 +152,7 @@ def tend_op(mount: Mount) -> dg.OpDefinition:
         if wrong:
             raise dg.Failure(f"Not all could be looked after; the others were. {'; '.join(wrong)}")
 
-    return _op(mount, COLLECTIONS, DUTY.does, tended)
+    return op_of(mount, f"{COLLECTIONS}_of_collections", DUTY.does, tended)
 
 
 def collections_check(mount: Mount) -> dg.AssetChecksDefinition:
@@ -215,7 +191,8 @@ def compare_op(mount: Mount) -> dg.OpDefinition:
                 mount.key(COLLECTIONS), partition=config.collection, metadata=comparison(found), description=says
             )
 
-    return _op(mount, "compare", "Say what a rendition would change, by column, with samples.", compared)
+    says = "Say what a rendition would change, by column, with samples."
+    return op_of(mount, "compare_of_collections", says, compared, spark=True)
 
 
 def handover_op(mount: Mount) -> dg.OpDefinition:
@@ -241,7 +218,8 @@ def handover_op(mount: Mount) -> dg.OpDefinition:
             mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says, tags=_tags(config.dry_run)
         )
 
-    return _op(mount, "handover", "Make a rendition the collection from a time on: by default a dry run.", handed_over)
+    says = "Make a rendition the collection from a time on: by default a dry run."
+    return op_of(mount, "handover_of_collections", says, handed_over)
 
 
 def rebuild_op(mount: Mount) -> dg.OpDefinition:
@@ -267,7 +245,8 @@ def rebuild_op(mount: Mount) -> dg.OpDefinition:
         metadata = {**{key: figure(value) for key, value in figures.items()}, **described(found)}
         yield dg.AssetMaterialization(mount.key(COLLECTIONS), partition=name, metadata=metadata, description=says)
 
-    return _op(mount, "rebuild", "Copy a collection into another rendition, or bring that up to date.", rebuilt)
+    says = "Copy a collection into another rendition, or bring that up to date."
+    return op_of(mount, "rebuild_of_collections", says, rebuilt, spark=True)
 
 
 def _tended(
@@ -287,25 +266,6 @@ def _lags(controller: Controller) -> Each[Lag]:
         return Each[Lag]().add([name for name, mode in tables.timelines().items() if mode == "wal"], tables.lag)
 
 
-def _op(mount: Mount, name: str, says: str, run: Callable[..., Iterator[Event]]) -> dg.OpDefinition:
-    keys = {mount.persist, mount.spark} if name in ("compare", "rebuild") else {mount.persist}
-    decorate = dg.op(name=mount.named(f"{name}_of_collections"), description=says, out={}, required_resource_keys=keys)
-    return decorate(traced(run))
-
-
-def job_of(mount: Mount, name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    """A job of one op, in one process."""
-
-    @dg.job(
-        name=mount.named(name), description=op.description, executor_def=dg.in_process_executor,
-        tags={"persist/duty": mount.named(name), **RETRIES},
-    )  # fmt: skip
-    def job() -> None:
-        op()
-
-    return job
-
-
 @contextmanager
 def _controlling(context: dg.OpExecutionContext, mount: Mount) -> Iterator[Controller]:
     """The location's controller. What it refuses is the run's failure, in one sentence."""
@@ -317,31 +277,15 @@ def _controlling(context: dg.OpExecutionContext, mount: Mount) -> Iterator[Contr
         raise dg.Failure(f"{type(error).__name__}: {error}") from error
 
 
-@contextmanager
-def stopping() -> Iterator[Stop]:
-    """A stop that is set when the run is cancelled."""
-    stop = Stop()
-    try:
-        yield stop
-    except BaseException:
-        stop.set()
-        raise
-
-
 def _engine(
     context: dg.OpExecutionContext, mount: Mount, controller: Controller, config: RebuildConfig | CompareConfig,
     stop: Stop,
 ) -> SparkEngine | None:  # fmt: skip
     if config.engine not in ("auto", "spark", "local"):
         raise InvalidUsage(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
-    client: Client = controller.client
     shards = controller.describe(config.collection).active.shards
-    is_here = client.url.startswith("memory:") or (
-        sum(client.inspect(shard).state.size for shard in shards) <= client.config.spark_above_bytes
-    )
-    if config.engine == "local" or (config.engine == "auto" and is_here):
-        return None
-    return SparkEngine(client, lambda: getattr(context.resources, mount.spark).spark_session, stop=stop)
+    session = lambda: getattr(context.resources, mount.spark).spark_session  # noqa: E731
+    return engine_of(controller.client, shards, config.engine, session, stop)
 
 
 def _command(context: dg.OpExecutionContext) -> str:

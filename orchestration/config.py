@@ -6,6 +6,8 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.duties import Options
+from orchestration.resources import Persist
+from orchestration.settings import IN_FLIGHT
 
 APPLY: str = Field(default="", description="`at once`, or `by a person`: only plan; empty: as the settings say")
 
@@ -56,7 +58,7 @@ class PendingConfig(dg.Config):
     )
 
 
-def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> Options:
+def options_of(config: DutyConfig, persist: Persist, *, is_dry: bool) -> Options:
     """Turn a run's configuration into the options of the duties. Raises Failure for a value that cannot be."""
     if config.engine not in ("auto", "spark", "local"):
         raise dg.Failure(f"engine must be auto, spark or local: got {config.engine!r}. Nothing was done")
@@ -64,11 +66,9 @@ def options_of(config: DutyConfig, *, is_dry: bool, may_delete: bool | None) -> 
         least = int(name == "in_flight")
         if (given := getattr(config, name)) is not None and given < least:
             raise dg.Failure(f"{name} must be at least {least}: got {getattr(config, name)}. Nothing was done")
+    settings = persist.settings
     return Options(
-        engine=config.engine,  # type: ignore[arg-type]
-        dry_run=is_dry,
-        may_delete=bool(may_delete),
-        verify_reads=config.verify_reads,
-        scrub_all=config.scrub_all,
-        even_if_paused=config.even_if_paused,
-    )
+        config.engine, dry_run=is_dry, may_delete=bool(settings.may_delete), verify_reads=config.verify_reads,  # type: ignore[arg-type]
+        scrub_all=config.scrub_all, even_if_paused=config.even_if_paused,
+        in_flight=config.in_flight or settings.in_flight or IN_FLIGHT,
+    )  # fmt: skip

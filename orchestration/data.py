@@ -166,8 +166,7 @@ def data_checks(mount: Mount, data: Data) -> list[dg.AssetChecksDefinition]:
         found = report.fleet(persist.client)
         for one in declared:
             if dg.AssetCheckKey(one.key, CHECK) in context.selected_asset_check_keys:
-                said = verdict(declared, one, found)
-                yield said
+                yield verdict(declared, one, found)
 
     return [kept_well]
 

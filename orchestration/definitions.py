@@ -29,36 +29,56 @@ name in Dagster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
-from orchestration.applied_plans import plan_jobs
+from orchestration import partitions
+from orchestration.applied_plans import apply_op
 from orchestration.assets import duties_asset
 from orchestration.collections import (
     COLLECTIONS,
-    collection_jobs,
     collection_schedule,
-    collections_asset,
     collections_check,
+    compare_op,
+    handover_op,
+    rebuild_op,
+    tend_op,
 )
 from orchestration.data import data_assets, data_checks, data_specs
-from orchestration.erasures import ERASURES, erasure_jobs, erasures_asset
-from orchestration.fleet import FLEET, PAGE, fleet_assets, fleet_jobs, fleet_schedule
-from orchestration.health import HEALTH, alert_sensor, health_asset, health_check
+from orchestration.erasures import ERASE, ERASURES, erase_op
+from orchestration.factories import asset_of, job_of
+from orchestration.fleet import FLEET, PAGE, fleet_op, fleet_schedule
+from orchestration.health import HEALTH, alert_sensor, health_check
 from orchestration.io_manager import PersistIOManager
-from orchestration.jobs import sweeps
+from orchestration.jobs import schedules, sweeps
 from orchestration.mount import Mount, parse_mount, placed
-from orchestration.pending import PENDING, pending_asset, pending_jobs, pending_schedule
-from orchestration.plans import PLANS, plans_asset
+from orchestration.pending import PENDING, absorb_op, pending_schedule
+from orchestration.plans import APPLY, PLANS
 from orchestration.pruning import prune_job, prune_schedule
 from orchestration.resources import Persist, Spark, spark_config
-from orchestration.schedules import schedules
 from orchestration.sensors import sensors
 from orchestration.settings import Data, Settings, check
 from orchestration.source_reports import SOURCES
-from orchestration.sources import source_jobs, source_sensor, source_watch, sources_asset, sources_check
-from persist_lib.core.duties import DUTIES
+from orchestration.sources import INGEST, ingest_op, source_sensor, source_watch, sources_check
+from persist_lib.core.duties import BY_NAME, DUTIES
+
+ASSETS: Mapping[str, tuple[str, str]] = {
+    COLLECTIONS: (f"The collections of the location. {BY_NAME[COLLECTIONS].does}", partitions.COLLECTIONS),
+    SOURCES: ("Outside data that becomes collections, one partition a source.", partitions.SOURCES),
+    PENDING: (BY_NAME[PENDING].does, partitions.PENDING),
+    ERASURES: (
+        "Rows of some keys, taken away for ever: launch the job `erase`, with a table and a file of keys.", "",
+    ),
+    PLANS: ("What upkeep would do: launch the job `apply` with the run that made a plan, to do exactly that.", ""),
+    HEALTH: ("What is wrong in the location: `persist health`, each five minutes.", ""),
+    FLEET: ("All shards on one page: damage, duties overdue, debt, dollars, garbage and who holds it.", ""),
+    PAGE: ((
+        "Shards day by day. The job `fleet` makes the pages of those that the fleet names, once a day; launch it with "
+        "`shards` for others."
+    ), partitions.SHARDS),
+}  # fmt: skip
+"""What jobs and sensors report to, beside the duties: what each shows, and its partitions."""
 
 
 def build_definitions(
@@ -80,31 +100,20 @@ def build_definitions(
     mount = placed(mount, checked)
     data, is_running = checked.data or Data(), checked.is_running
     jobs = sweeps(mount)
-    kept = {
-        **collection_jobs(mount), **source_jobs(mount), **pending_jobs(mount), **erasure_jobs(mount),
-        **plan_jobs(mount), **fleet_jobs(mount, data),
+    ops = {
+        COLLECTIONS: tend_op(mount), "compare": compare_op(mount), "handover": handover_op(mount),
+        "rebuild": rebuild_op(mount), INGEST: ingest_op(mount), PENDING: absorb_op(mount), ERASE: erase_op(mount),
+        APPLY: apply_op(mount), FLEET: fleet_op(mount, data),
     }  # fmt: skip
-    assets = [
-        *(mount.key(duty.name) for duty in DUTIES),
-        *map(mount.key, (COLLECTIONS, SOURCES, PENDING, ERASURES, PLANS, HEALTH, FLEET, PAGE)),
-    ]
+    kept = {name: job_of(mount, name, op) for name, op in ops.items()}
+    assets = [*(mount.key(duty.name) for duty in DUTIES), *map(mount.key, ASSETS)]
     shown, declared = data_specs(mount, data, assets), data_assets(mount, data)
     names = [job.name for job in (*jobs.values(), *kept.values())]
     prune = prune_job(mount, names, [*assets, *(one.key for one in declared)])
     schedule_status = dg.DefaultScheduleStatus.RUNNING if is_running else dg.DefaultScheduleStatus.STOPPED
     sensor_status = dg.DefaultSensorStatus.RUNNING if is_running else dg.DefaultSensorStatus.STOPPED
     return dg.Definitions(
-        assets=[
-            duties_asset(mount),
-            collections_asset(mount),
-            sources_asset(mount),
-            pending_asset(mount),
-            erasures_asset(mount),
-            plans_asset(mount),
-            health_asset(mount),
-            *fleet_assets(mount),
-            *shown,
-        ],
+        assets=[duties_asset(mount), *(asset_of(mount, name, *about) for name, about in ASSETS.items()), *shown],
         asset_checks=[collections_check(mount), sources_check(mount), health_check(mount), *data_checks(mount, data)],
         jobs=[*jobs.values(), *kept.values(), prune],
         schedules=[

@@ -18,6 +18,7 @@ from jobs.engine import EngineName, SparkEngine, adder_for, engine_for
 from jobs.stop import Stop
 from jobs.watch import Tells, silent
 from orchestration.reads import Piece, ReadProbe
+from orchestration.settings import IN_FLIGHT
 from persist_lib.client import Client
 from persist_lib.core.cost import storage_dollars
 from persist_lib.core.duties import NAMES, figures_of
@@ -118,6 +119,8 @@ class Options:
     """Whether objects may be deleted and logs cut. If not, what would go is counted."""
     even_if_paused: bool = False
     """Whether duties also begin where they are paused."""
+    in_flight: int = IN_FLIGHT
+    """Shards worked on at once."""
     stop: Stop = field(default_factory=Stop)
     """Once it is set, no further duty begins."""
     tells: Tells = silent
@@ -181,8 +184,8 @@ def _leases(client: Client, shard: str, options: Options) -> Done:
 def _retention(client: Client, shard: str, options: Options) -> Done:
     retained = client.retain(shard, dry_run=options.dry_run)
     figures = {
-        **_time("since_before", retained.before),
-        **_time("since_after", retained.after),
+        **drawn("since_before", retained.before),
+        **drawn("since_after", retained.after),
         **({} if retained.distance is None else {"distance": retained.distance}),
     }
     has_moved = retained.before != retained.after
@@ -385,10 +388,10 @@ def census_numbers(census: Census) -> dict[str, Number]:
         "holds", "retired", "rollups", "rollup_lag", "seqno_held", "dollars_month",
     )  # fmt: skip
     figures: dict[str, Number] = {name: getattr(census, name) for name in names}
-    return {**figures, **amplification(census), **_time("since", census.since), **_time("upper", census.upper)}
+    return {**figures, **amplification(census), **drawn("since", census.since), **drawn("upper", census.upper)}
 
 
-def _time(name: str, frontier: Antichain) -> dict[str, int]:
+def drawn(name: str, frontier: Antichain) -> dict[str, int]:
     """A frontier as a figure. The empty frontier and times from 2**63 on are left out, as a plot cannot show them."""
     return {name: frontier.time} if frontier.time is not None and frontier.time < 2**63 else {}
 

@@ -13,11 +13,11 @@ import dagster as dg
 from pydantic import Field
 
 from orchestration.collection_reports import table
-from orchestration.collections import job_of
 from orchestration.duties import MAY_NOT
+from orchestration.factories import op_of
 from orchestration.mount import Mount
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist, traced
+from orchestration.resources import Persist
 from persist_lib.cli.input_files import read_file
 from persist_lib.errors import PersistError
 from persist_lib.runtime.each import why
@@ -35,28 +35,10 @@ class EraseConfig(dg.Config):
     dry_run: bool = Field(default=True, description="change nothing; say what has the keys, and who is in the way")
 
 
-def erasures_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that the job reports to."""
-    return dg.AssetSpec(
-        mount.key(ERASURES), owners=["team:storage"], group_name=mount.group, kinds={"python"},
-        description="Rows of some keys, taken away for ever: launch the job `erase`, with a table and a file of keys.",
-    )  # fmt: skip
-
-
-def erasure_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
-    """The job, by its name."""
-    return {ERASE: job_of(mount, ERASE, erase_op(mount))}
-
-
 def erase_op(mount: Mount) -> dg.OpDefinition:
     """Erase the keys of a file from a table. It fails while something still has them."""
     key = mount.key(ERASURES)
 
-    @dg.op(
-        name=mount.named("erasing_of_keys"), out={}, required_resource_keys={mount.persist},
-        description="Take rows of some keys away for ever, as `persist erase` does. A dry run unless you say so.",
-    )  # fmt: skip
-    @traced
     def of_keys(context: dg.OpExecutionContext, config: EraseConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         try:
@@ -84,4 +66,5 @@ def erase_op(mount: Mount) -> dg.OpDefinition:
         else:
             yield dg.AssetMaterialization(key, metadata=metadata)
 
-    return of_keys
+    says = "Take rows of some keys away for ever, as `persist erase` does. A dry run unless you say so."
+    return op_of(mount, "erasing_of_keys", says, of_keys)

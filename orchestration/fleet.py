@@ -18,13 +18,12 @@ from dagster._core.events import DagsterEventType
 from pydantic import Field
 
 from orchestration.collection_reports import table
-from orchestration.collections import job_of
 from orchestration.data import data_events, keep_tables
+from orchestration.factories import Tick, op_of, schedule_of
 from orchestration.mount import Mount
-from orchestration.partitions import SHARDS, add_missing, defined
+from orchestration.partitions import SHARDS, add_missing
 from orchestration.reports import DATA_VERSION, Event, figure
-from orchestration.resources import Persist, traced
-from orchestration.runs import is_unfinished
+from orchestration.resources import Persist
 from orchestration.settings import Data
 from persist_lib import report
 from persist_lib.client import Client
@@ -52,55 +51,18 @@ class FleetConfig(dg.Config):
     days: int = Field(default=30, ge=1, le=366, description="how many days the page of a shard goes back")
 
 
-def fleet_assets(mount: Mount) -> list[dg.AssetSpec]:
-    """The assets that the job reports to."""
-    return [
-        dg.AssetSpec(
-            mount.key(FLEET), owners=["team:storage"], group_name=mount.group, kinds={"python"},
-            description="All shards on one page: damage, duties overdue, debt, dollars, garbage and who holds it.",
-        ),
-        dg.AssetSpec(
-            mount.key(PAGE), owners=["team:storage"], group_name=mount.group, kinds={"python"},
-            partitions_def=defined(mount, SHARDS),
-            description="Shards day by day. The job `fleet` makes the pages of those that the fleet names, once a day; "
-            "launch it with `shards` for others.",
-        ),
-    ]  # fmt: skip
-
-
-def fleet_jobs(mount: Mount, data: Data) -> dict[str, dg.JobDefinition]:
-    """The job, by its name."""
-    return {FLEET: job_of(mount, FLEET, fleet_op(mount, data))}
-
-
 def fleet_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
     """Report each hour, where there is a shard."""
 
-    @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(CRON), execution_timezone="UTC",
-        default_status=status,
-        tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
-        description="Puts all shards on one page, each hour.",
-    )  # fmt: skip
-    def each_hour(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        persist: Persist = getattr(context.resources, mount.persist)
-        if is_unfinished(context.instance, job.name):
-            return dg.SkipReason(f"the last run of {job.name} is not finished")
-        if not persist.client.consensus.heads():
-            return dg.SkipReason("there are no shards")
-        return dg.RunRequest()
+    def each_hour(persist: Persist) -> Tick:
+        return dg.RunRequest() if persist.client.consensus.heads() else dg.SkipReason("there are no shards")
 
-    return each_hour
+    return schedule_of(mount, job, CRON, status, "Puts all shards on one page, each hour.", each_hour)
 
 
 def fleet_op(mount: Mount, data: Data) -> dg.OpDefinition:
     """Look at all shards once, and report to the fleet, to the pages, and to the assets of tables and sources."""
 
-    @dg.op(
-        name=mount.named("reporting_of_shards"), out={}, required_resource_keys={mount.persist},
-        description="Put all shards on one page, and each that it names on one of its own, as `persist report` does.",
-    )  # fmt: skip
-    @traced
     def of_shards(context: dg.OpExecutionContext, config: FleetConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         client, began = persist.client, clock()
@@ -121,7 +83,8 @@ def fleet_op(mount: Mount, data: Data) -> dg.OpDefinition:
             metadata={"page": dg.MetadataValue.md(report.markdown(document, named)), **figures(found), **seconds},
         )  # fmt: skip
 
-    return of_shards
+    says = "Put all shards on one page, and each that it names on one of its own, as `persist report` does."
+    return op_of(mount, "reporting_of_shards", says, of_shards)
 
 
 def link(mount: Mount, shard: str) -> str:

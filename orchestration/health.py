@@ -37,14 +37,6 @@ clock: Callable[[], float] = time.time
 ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 
 
-def health_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that the sensor reports to."""
-    return dg.AssetSpec(
-        mount.key(HEALTH), description="What is wrong in the location: `persist health`, each five minutes.",
-        owners=["team:storage"], group_name=mount.group, kinds={"python"},
-    )  # fmt: skip
-
-
 def health_check(mount: Mount) -> dg.AssetChecksDefinition:
     """The check that is red where something is wrong. It looks, and changes nothing."""
 

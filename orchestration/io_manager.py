@@ -28,26 +28,30 @@ because the shard already has their times. The manual is docs/io-manager.md.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
+from dagster._core.definitions.data_version import DATA_VERSION_TAG, extract_data_version_from_entry
+from dagster._core.events import DagsterEvent
 from pydantic import Field
 
 from jobs import program
 from orchestration.io import loading
-from orchestration.io.names import Place, place_of
-from orchestration.io.owners import claim
-from orchestration.io.provenance import record_load
+from orchestration.io.names import Place, claim, place_of
 from orchestration.io.storing import Stored, store
 from orchestration.io.tables import RETURNS, resolve, take
-from orchestration.io.times import AS_OF_TIME, Asked, clock_of
+from orchestration.io.times import AS_OF_TIME, READ, Asked, clock_of
 from orchestration.resources import Persist
 from persist_lib.arguments import shown
 from persist_lib.errors import InvalidUsage
 from persist_lib.location.wrap.spending import Spending
 
 __all__ = ["PersistIOManager"]
+
+LOOKED_AT = 1000
+"""How many materializations of an asset or partition are looked at to find the one of an earlier time."""
 
 
 class PersistIOManager(dg.ConfigurableIOManager):
@@ -85,7 +89,8 @@ class PersistIOManager(dg.ConfigurableIOManager):
                 context.log.info("%s: %d updates have times that the shard already had", place, stored.skipped)
             _add_metadata(context, place, figures, alone=len(given) == 1)
         if context.has_asset_key:
-            version = versions[0] if len(versions) == 1 else _digest(versions)
+            several = hashlib.sha256("\n".join(versions).encode()).hexdigest()  # Dagster gives an output one version
+            version = versions[0] if len(versions) == 1 else several
             context.step_context.set_data_version(context.asset_key, dg.DataVersion(version))
 
     def load_input(self, context: dg.InputContext) -> Any:
@@ -176,6 +181,78 @@ def _add_metadata(context: dg.OutputContext, place: Place, figures: dict[str, An
         context.step_context.add_asset_metadata(figures, context.asset_key, place.partition)
 
 
-def _digest(versions: Sequence[str]) -> str:
-    """One version for several partitions, as Dagster gives one version to an output."""
-    return hashlib.sha256("\n".join(versions).encode()).hexdigest()
+def record_load(
+    context: dg.InputContext, sources: Sequence[loading.Source], missing: Sequence[Place], found: Any
+) -> None:
+    """Observe the asset that was read, in the consumer's run: shards, times, seqnos and rows."""
+    metadata: dict[str, Any] = {READ: {source.place.table: source.as_of for source in sources}}
+    if hasattr(found, "__len__"):
+        metadata["rows"] = len(found)
+    if len(sources) == 1:
+        (source,) = sources
+        metadata |= {"table": source.place.table, "as_of": source.as_of}
+        if source.seqno is not None:
+            metadata["seqno"] = source.seqno
+        if source.schema.times is not None:
+            metadata[AS_OF_TIME] = source.schema.show(source.as_of)
+    else:
+        metadata["partitions"] = len(sources)
+    if missing:
+        names = [place.partition for place in missing]
+        metadata |= {"missing": len(names), "missing_partitions": names[: loading.NAMED]}
+        context.log.warning("%d partitions have nothing stored: %s", len(names), names[: loading.NAMED])
+    _observe(context, sources, metadata)
+    if any(source.is_earlier for source in sources):
+        _own_up(context, sources)
+
+
+def _observe(context: dg.InputContext, sources: Sequence[loading.Source], metadata: dict[str, Any]) -> None:
+    """Log the observation.
+
+    SUBTLE: `add_input_metadata` is for one partition at most. And the observation of an asset that Dagster does not
+    materialize is its newest version: without a data version it would hide the one that was observed before.
+    """
+    layer, key = context.step_context.job_def.asset_layer, context.asset_key
+    if len(sources) == 1 and layer.has(key) and layer.get(key).is_executable:
+        context.add_input_metadata(metadata)
+        return
+    partition = sources[0].place.partition if len(sources) == 1 else None
+    record = context.instance.get_latest_data_version_record(key, partition_key=partition)
+    version = None if record is None else extract_data_version_from_entry(record.event_log_entry)
+    tags = {} if version is None else {DATA_VERSION_TAG: version.value}
+    DagsterEvent.asset_observation(  # which logs it
+        context.step_context, dg.AssetObservation(key, partition=partition, metadata=metadata, tags=tags)
+    )
+
+
+def _own_up(context: dg.InputContext, sources: Sequence[loading.Source]) -> None:
+    """Have Dagster compare with what was read, and not with the newest: otherwise the consumer would look fresh.
+
+    SUBTLE: for a partitioned input Dagster compares what came after the event that provenance points at, and for
+    another one the data versions. So both become those of the materialization that stored what was read.
+    """
+    infos = cast("dict[dg.AssetKey, Any]", context.step_context.input_asset_records)
+    if (info := infos.get(context.asset_key)) is None:
+        return
+    ids, versions = [info.storage_id], []
+    for source in sorted(sources, key=lambda source: source.place.partition or ""):
+        stored = _materialization(context, source) if source.is_earlier else None
+        ids += [] if stored is None else [stored.storage_id]
+        version = None if stored is None else extract_data_version_from_entry(stored.event_log_entry)
+        versions.append(f"{source.place.table}@{source.as_of}" if version is None else version.value)
+    text = versions[0] if sources[0].place.partition is None else hashlib.sha256("".join(versions).encode()).hexdigest()
+    infos[context.asset_key] = replace(info, data_version=dg.DataVersion(text), storage_id=min(ids))
+
+
+def _materialization(context: dg.InputContext, source: loading.Source) -> dg.EventLogRecord | None:
+    """The one that stored what was read, if it is among the newest: the last one not after the time."""
+    partitions = None if source.place.partition is None else [source.place.partition]
+    found = context.instance.fetch_materializations(
+        dg.AssetRecordsFilter(context.asset_key, asset_partitions=partitions), limit=LOOKED_AT
+    )
+    for record in found.records:
+        event = record.asset_materialization
+        as_of = None if event is None else event.metadata.get("as_of")
+        if as_of is not None and cast("int", as_of.value) <= source.as_of:
+            return record
+    return None

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from orchestration.collection_reports import table
-from orchestration.collections import job_of
 from orchestration.config import PendingConfig
+from orchestration.factories import Tick, op_of, schedule_of
+from orchestration.jobs import LOOK_S
 from orchestration.mount import Mount
 from orchestration.partitions import PENDING as PARTITIONS
-from orchestration.partitions import add_missing, defined, keep, shown
+from orchestration.partitions import add_missing, keep, shown
 from orchestration.plans import is_asked, written_down
 from orchestration.reports import DRY_RUN, Event, figure
-from orchestration.resources import Persist, traced
-from orchestration.runs import is_unfinished
-from orchestration.schedules import LOOK_S
+from orchestration.resources import Persist
 from persist_lib.core.duties import BY_NAME
 from persist_lib.core.plan.written import Plan, ShardPlan
 from persist_lib.errors import PersistError
@@ -32,35 +31,16 @@ DUTY = BY_NAME[PENDING]
 MOST_NAMED = 20
 
 
-def pending_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that the job reports to."""
-    return dg.AssetSpec(
-        mount.key(PENDING), description=DUTY.does, owners=["team:storage"], partitions_def=defined(mount, PARTITIONS),
-        group_name=mount.group, kinds={"python"},
-    )  # fmt: skip
-
-
-def pending_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
-    """The job, by its name."""
-    return {PENDING: job_of(mount, PENDING, absorb_op(mount))}
-
-
 def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultScheduleStatus) -> dg.ScheduleDefinition:
     """Absorb where something is due. Looking costs a listing of what is pending, a thousand batches a request."""
 
-    @dg.schedule(
-        name=f"{job.name}_schedule", job=job, cron_schedule=mount.cron(DUTY.schedule), execution_timezone="UTC",
-        default_status=status, tags={"persist/duty": job.name}, required_resource_keys={mount.persist},
-        description=f"{DUTY.does} Runs only where that is due.",
-    )  # fmt: skip
-    def when_due(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        persist: Persist = getattr(context.resources, mount.persist)
-        known = context.instance.get_dynamic_partitions(mount.named(PARTITIONS))
+    def keep_partitions(instance: dg.DagsterInstance, persist: Persist) -> None:
+        known = instance.get_dynamic_partitions(mount.named(PARTITIONS))
         alive = set(shown(persist.client.survey(seconds=LOOK_S), owners_of(persist.client)))
         there = dict.fromkeys(name for name in (*known, *pending_collections(persist.client)) if name in alive)
-        keep(context.instance, mount, PARTITIONS, list(there))
-        if is_unfinished(context.instance, job.name):
-            return dg.SkipReason(f"the last run of {job.name} is not finished")
+        keep(instance, mount, PARTITIONS, list(there))
+
+    def when_due(persist: Persist) -> Tick:
         due = due_collections(persist.client)
         if not due.failed and not any(due.done.values()):
             paused = [one.shown for one in persist.client.pauses() if one.holds_for(PENDING)]
@@ -68,16 +48,13 @@ def pending_schedule(mount: Mount, job: dg.JobDefinition, status: dg.DefaultSche
             return dg.SkipReason(f"nothing that could be absorbed is pending{but}")
         return dg.RunRequest()
 
-    return when_due
+    says = f"{DUTY.does} Runs only where that is due."
+    return schedule_of(mount, job, DUTY.schedule, status, says, when_due, keep_partitions)
 
 
 def absorb_op(mount: Mount) -> dg.OpDefinition:
     """Absorb collections one after the other. What fails or is in dispute is told at the end; the others are done."""
 
-    @dg.op(
-        name=mount.named("absorption_of_pending"), description=DUTY.does, out={}, required_resource_keys={mount.persist}
-    )
-    @traced
     def of_pending(context: dg.OpExecutionContext, config: PendingConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         done: list[Absorbed] = []
@@ -115,7 +92,7 @@ def absorb_op(mount: Mount) -> dg.OpDefinition:
                 f"Not all could be absorbed, {len(wrong)} of {len(done) + len(wrong)} collections: {lines}"
             )
 
-    return of_pending
+    return op_of(mount, "absorption_of_pending", DUTY.does, of_pending)
 
 
 def figures(done: Sequence[Absorbed]) -> dict[str, dg.MetadataValue]:

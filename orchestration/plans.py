@@ -26,14 +26,6 @@ PLANS, APPLY = "plans", "apply"
 MOST_ROWS = 1000
 
 
-def plans_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that plans are on."""
-    return dg.AssetSpec(
-        mount.key(PLANS), owners=["team:storage"], group_name=mount.group, kinds={"python"},
-        description="What upkeep would do: launch the job `apply` with the run that made a plan, to do exactly that.",
-    )  # fmt: skip
-
-
 def is_asked(config: SweepConfig | TendConfig | PendingConfig) -> bool:
     """Whether a run's own configuration has it plan. Raises Failure for a value that cannot be."""
     if config.apply not in ("", *CHOICES):

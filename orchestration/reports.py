@@ -213,7 +213,8 @@ def metadata(shard: str, done: Done) -> dict[str, dg.MetadataValue]:
     drawn = DRAWN.get(done.duty, figures)
     found: dict[str, dg.MetadataValue] = {name: figure(value) for name, value in figures.items() if name in drawn}
     if done.census is not None and done.duty not in DRAWN:
-        found["trace"] = trace_table(done.census.levels)
+        schema = dg.TableSchema(columns=[dg.TableColumn(name, "int") for name in Level._fields])
+        found["trace"] = dg.MetadataValue.table([dg.TableRecord(one._asdict()) for one in done.census.levels], schema)
         found["fingerprint"] = dg.MetadataValue.text(f"{done.census.fingerprint:016x}")
     found["report"] = dg.MetadataValue.md(markdown(shard, done))
     return found
@@ -226,12 +227,6 @@ def figure(value: float | str) -> dg.MetadataValue:
     return dg.MetadataValue.float(value) if isinstance(value, float) else dg.MetadataValue.int(int(value))
 
 
-def trace_table(levels: tuple[Level, ...]) -> dg.MetadataValue:
-    """The trace by size class, largest first; level -1 is the empty batches."""
-    schema = dg.TableSchema(columns=[dg.TableColumn(name, "int") for name in Level._fields])
-    return dg.MetadataValue.table([dg.TableRecord(level._asdict()) for level in levels], schema=schema)
-
-
 def markdown(shard: str, done: Done) -> str:
     """The duty on one page."""
     hidden = DRAWN.get(done.duty, ())
@@ -239,22 +234,17 @@ def markdown(shard: str, done: Done) -> str:
     rows = "".join(f"| {name} | {value:,} |\n" for name, value in shown)
     rows += "".join(f"| {name} | {text} |\n" for name, text in done.texts.items() if name not in hidden)
     if hidden and done.census is not None:
-        rows += "".join(f"| {level_text(level)} |\n" for level in done.census.levels)
+        rows += "".join(
+            f"| level {one.level} | {one.batches:,} batches, {one.updates:,} updates, {one.size:,} bytes |\n"
+            for one in done.census.levels
+        )
         rows += f"| fingerprint | {done.census.fingerprint:016x} |\n"
     lines = "".join(f"- {line}\n" for line in done.lines)
-    verdicts = "".join(f"- {_mark(one)} {one.check}: {one.says}\n" for one in done.findings)
+    verdicts = "".join(
+        f"- {'?' if not one.is_evaluated else '✓' if one.passed else '✗'} {one.check}: {one.says}\n"
+        for one in done.findings
+    )
     return f"### {done.duty} of `{shard}`\n\n| | |\n|---|---:|\n{rows}\n{lines}{verdicts}"
-
-
-def level_text(level: Level) -> str:
-    """A size class of the trace as a row of a table."""
-    return f"level {level.level} | {level.batches:,} batches, {level.updates:,} updates, {level.size:,} bytes"
-
-
-def _mark(finding: Finding) -> str:
-    if not finding.is_evaluated:
-        return "?"
-    return "✓" if finding.passed else "✗"
 
 
 def failure(problems: Mapping[str, list[str]], unfinished: Collection[str], done: int) -> dg.Failure:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,19 +67,6 @@ def run_maintenance(
     keeps no record of the run. `log_level` is the level from which Dagster prints. Errors of a shard are in the report;
     they are not raised. Running it again finds nothing to do.
     """
-    if instance is None:
-        with dg.DagsterInstance.ephemeral() as ephemeral:
-            return run_maintenance(
-                location,
-                consensus,
-                job=job,
-                spark=spark,
-                config=config,
-                instance=ephemeral,
-                log_level=log_level,
-                may_delete=may_delete,
-                **options,
-            )
     settings = Settings(
         location=location, consensus=consensus, config=config or {}, spark=spark, is_running=False, apply="at once",
         may_delete=may_delete,
@@ -86,8 +74,8 @@ def run_maintenance(
     definition = build_definitions(settings).resolve_job_def(job)
     chosen = run_config(Mount(), job, **{"everything": True, **options})
     chosen = dg.RunConfig(ops=chosen.ops, loggers={"console": {"config": {"log_level": log_level}}})
-    result = definition.execute_in_process(instance=instance, run_config=chosen, raise_on_error=False)
-    return _report(result)
+    with dg.DagsterInstance.ephemeral() if instance is None else nullcontext(instance) as kept:
+        return _report(definition.execute_in_process(instance=kept, run_config=chosen, raise_on_error=False))
 
 
 def _report(result: dg.ExecuteInProcessResult) -> RunReport:

@@ -24,21 +24,25 @@ def is_unfinished(instance: dg.DagsterInstance, job: str) -> bool:
     return bool(instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED), limit=1))
 
 
-def shards_in_flight(instance: dg.DagsterInstance, job: str, op: str) -> set[str]:
-    """The shards that unfinished runs of this job were told to visit. Runs that visit what is due name none."""
-    found: set[str] = set()
-    for run in instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED)):
-        ops: Any = run.run_config.get("ops") or {}
-        found.update((ops.get(op) or {}).get("config", {}).get("shards", ()))
-    return found
-
-
 class Job(NamedTuple):
     """A job whose runs are about some names, and where its configuration names them. Without any, it is about all."""
 
     name: str
     op: str
     field: str
+
+    def config_of(self, run: dg.DagsterRun) -> dict[str, Any]:
+        """The configuration of a run of it."""
+        ops: Any = run.run_config.get("ops") or {}
+        found: dict[str, Any] = (ops.get(self.op) or {}).get("config", {})
+        return found
+
+
+def in_flight(instance: dg.DagsterInstance, job: Job) -> tuple[set[str], bool]:
+    """What unfinished runs of the job were told that they are about; and whether one is about all that is due."""
+    runs = instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=UNFINISHED))
+    told = [job.config_of(run).get(job.field, ()) for run in runs]
+    return {name for names in told for name in names}, not all(told)
 
 
 MOST_CANCELLED = 100
@@ -97,8 +101,7 @@ def _names(
 ) -> set[str] | None:  # fmt: skip
     """What a run is about; None for everything that is due."""
     if (job := jobs.get(run.job_name)) is not None:
-        ops: Any = run.run_config.get("ops") or {}
-        config = (ops.get(job.op) or {}).get("config", {})
+        config = job.config_of(run)
         return set() if config.get("dry_run") else set(config.get(job.field, ())) or None
     if asset is None or asset not in (run.asset_selection or ()):
         return set()

@@ -10,26 +10,26 @@ not asked for: that is for a person, or the compaction's nightly schedule.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import dagster as dg
 
-from orchestration.jobs import op_name, run_config
+from orchestration.jobs import LOOK_S, op_name, run_config
 from orchestration.mount import Mount
 from orchestration.partitions import COLLECTIONS, SHARDS, SOURCES, begin, keep, shown
 from orchestration.resources import Persist
-from orchestration.runs import Job, held_back, shards_in_flight
-from orchestration.schedules import LOOK_S
+from orchestration.runs import Job, held_back, in_flight
 from persist_lib.maintain.survey import Survey
 from persist_lib.sources.kinds import fetch_owners
 
+T = TypeVar("T")
 CHUNK = 250
 """The most shards of one run, so that a run that fails or is cancelled does not take all others with it."""
 MOST_IN_FLIGHT = 2000
 """The most shards in unfinished runs. The others wait for these."""
 REMEMBERED = 5000
-"""The most shards that a cursor remembers. Others are asked for each hour."""
+"""The most shards or sources that a cursor remembers. Other shards are asked for each hour."""
 HOUR_MS = 3600 * 1000
 NEW_AT_ONCE = 5000
 """The most new shards that one tick makes partitions. The others wait for the next tick."""
@@ -90,10 +90,10 @@ def debt_sensor(mount: Mount, status: dg.DefaultSensorStatus) -> dg.SensorDefini
         """Request runs for the shards in debt that no unfinished run visits."""
         persist: Persist = getattr(context.resources, mount.persist)
         survey = persist.client.survey(seconds=LOOK_S)
-        in_flight = shards_in_flight(context.instance, compaction, op_name(mount, "compaction"))
         jobs = [Job(mount.named(name), op_name(mount, name), "shards") for name in ("compaction", "maintenance")]
+        visited, _ = in_flight(context.instance, jobs[0])
         held = held_back(context.instance, jobs, mount.key("compaction"))
-        asked = ask(survey, in_flight, loads(context.cursor), [shard for shard in survey.heads if held.has(shard)])
+        asked = ask(survey, visited, loads(context.cursor, Try), [shard for shard in survey.heads if held.has(shard)])
         chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
         requests = [
             dg.RunRequest(
@@ -179,16 +179,15 @@ def run_key(marks: Iterable[str]) -> str:
     return f"{len(sorted_marks)} shards {digest}"
 
 
-def loads(cursor: str | None) -> dict[str, Try]:
-    """The tries in a cursor. One that cannot be read is taken for none."""
+def loads(cursor: str | None, kind: Callable[..., T]) -> dict[str, T]:
+    """The tries in a cursor, of this kind. One that cannot be read is taken for none."""
     try:
-        found = json.loads(cursor or "{}")
-        return {str(shard): Try(int(attempt), int(at_ms)) for shard, (attempt, at_ms) in found.items()}
+        return {str(name): kind(*map(int, one)) for name, one in json.loads(cursor or "{}").items()}
     except (ValueError, TypeError, AttributeError):
         return {}
 
 
-def dumps(tries: Mapping[str, Try]) -> str:
-    """The cursor: the tries of at most `REMEMBERED` shards, those that were asked for last."""
+def dumps(tries: Mapping[str, Any]) -> str:
+    """The cursor: at most `REMEMBERED` tries, of what was asked for last."""
     kept = sorted(tries.items(), key=lambda item: -item[1].at_ms)[:REMEMBERED]
     return json.dumps(dict(kept), separators=(",", ":"))

@@ -88,18 +88,12 @@ def resolved(settings: Settings, environ: Mapping[str, str] | None = None) -> Se
 
     Raises InvalidUsage without a location, and for a value that cannot be right.
     """
-    environ = os.environ if environ is None else environ
-    filled = _filled(settings, environ)
+    filled = check(settings, environ)
     if not filled.location:
         raise InvalidUsage(
             "no location is given. Set PERSIST_LOCATION, as in PERSIST_LOCATION=file:./data, or pass Settings"
         )
     return filled
-
-
-def check(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
-    """Fill in what was left out. Raises InvalidUsage for a setting that cannot be right. A location may be missing."""
-    return _filled(settings, os.environ if environ is None else environ)
 
 
 def _days(given: float | None, text: str | None) -> float:
@@ -164,7 +158,9 @@ def _apply(given: str | None, text: str | None) -> str:
     return found
 
 
-def _filled(settings: Settings, environ: Mapping[str, str]) -> Settings:
+def check(settings: Settings, environ: Mapping[str, str] | None = None) -> Settings:
+    """Fill in what was left out. Raises InvalidUsage for a setting that cannot be right. A location may be missing."""
+    environ = os.environ if environ is None else environ
     location = settings.location or environ.get("PERSIST_LOCATION")
     consensus = settings.consensus or environ.get("PERSIST_CONSENSUS")
     prices = settings.prices or environ.get("PERSIST_PRICES")

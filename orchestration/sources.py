@@ -8,30 +8,31 @@ sensor requests a run. Any number of instances make the same collections, so tha
 
 import datetime as dt
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import dagster as dg
 from pydantic import Field
 
 from jobs.load import loads_for
-from jobs.stop import Stop
-from orchestration.collections import job_of, stopping
+from jobs.stop import Stop, stopping
+from orchestration.factories import op_of
 from orchestration.mount import Mount
 from orchestration.partitions import SOURCES as PARTITIONS
-from orchestration.partitions import add_missing, defined
+from orchestration.partitions import add_missing
 from orchestration.reports import Event
-from orchestration.resources import Persist, traced
-from orchestration.runs import UNFINISHED, Job, held_back
+from orchestration.resources import Persist
+from orchestration.runs import Job, held_back, in_flight
+from orchestration.sensors import FIRST_WAIT_MS, LONGEST_WAIT_MS, dumps, loads
 from orchestration.source_reports import SOURCES, Run, described, evaluations, overview, remind_of, severity
-from orchestration.source_tries import asked_now, loads
 from persist_lib.client import Client
 from persist_lib.errors import PersistError
 from persist_lib.runtime.each import Each
-from persist_lib.sources import Alert, Limits, SourceDescription, Sources, check, look
+from persist_lib.sources import Alert, Limits, News, SourceDescription, Sources, check, look
 from persist_lib.sources.alerts import CHECKS, Memory
 
-INGEST = "ingest"
+INGEST, OP = "ingest", "ingest_of_sources"
 IDLE = "something new is there, and no instance and no run ingests it: start one, or turn source_news on"
 WATCH_S = 300
 """The seconds between two ticks of the sensor that judges sources."""
@@ -66,24 +67,9 @@ class IngestConfig(LimitsConfig):
     engine: str = Field(default="auto", description="auto: Spark for much in files, else local; spark; local")
 
 
-def sources_asset(mount: Mount) -> dg.AssetSpec:
-    """The asset that the job reports to."""
-    return dg.AssetSpec(
-        mount.key(SOURCES), description="Outside data that becomes collections, one partition a source.",
-        owners=["team:storage"], partitions_def=defined(mount, PARTITIONS), group_name=mount.group, kinds={"python"},
-    )  # fmt: skip
-
-
-def source_jobs(mount: Mount) -> dict[str, dg.JobDefinition]:
-    """The job, by its name."""
-    return {INGEST: job_of(mount, INGEST, ingest_op(mount))}
-
-
 def ingest_op(mount: Mount) -> dg.OpDefinition:
     """Ingest sources one after the other. One that fails is told at the end; the others are ingested all the same."""
 
-    @dg.op(name=op_name(mount), description=DOES, out={}, required_resource_keys={mount.persist, mount.spark})
-    @traced
     def of_sources(context: dg.OpExecutionContext, config: IngestConfig) -> Iterator[Event]:
         persist: Persist = getattr(context.resources, mount.persist)
         failed: dict[str, str] = {}
@@ -109,7 +95,7 @@ def ingest_op(mount: Mount) -> dg.OpDefinition:
             lines = "; ".join(f"{name} ({why})" for name, why in sorted(failed.items()))
             raise dg.Failure(f"Failed, {len(failed)} of {len(runs)} sources: {lines}")
 
-    return of_sources
+    return op_of(mount, OP, DOES, of_sources, spark=True)
 
 
 def sources_check(mount: Mount) -> dg.AssetChecksDefinition:
@@ -177,7 +163,7 @@ def judged(
     runs nothing is at work either.
     """
     job = mount.named(INGEST)
-    busy, is_any = in_flight(instance, job, op_name(mount))
+    busy, is_any = in_flight(instance, job_about(mount))
     since = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=WATCH_S)
     is_between = bool(instance.get_runs(dg.RunsFilter(job_name=job, updated_after=since), limit=1))
     with client.controller() as controller:
@@ -213,6 +199,60 @@ SAYS: Mapping[str, str] = {
 }
 
 
+class Try(NamedTuple):
+    """How often a source was asked for without getting further than `time`, and when last (ms)."""
+
+    attempt: int
+    at_ms: int
+    time: int
+
+    @property
+    def due_ms(self) -> int:
+        """When it is asked for again."""
+        return self.at_ms + min(LONGEST_WAIT_MS, FIRST_WAIT_MS << min(self.attempt - 2, 20)) if self.attempt > 1 else 0
+
+
+class Asked(NamedTuple):
+    """What a tick asks for, why it does not, and what it remembers."""
+
+    now: tuple[str, ...]
+    reason: str
+    cursor: str
+
+
+def asked_now(found: Sequence[News], busy: Collection[str], tries: Mapping[str, Try], now: int) -> Asked:
+    """Decide. A source that got further since it was asked for is asked for at once; else after a growing pause."""
+    due, waiting, kept = [], 0, {}
+    for one in found:
+        if one.state not in {"new", "unread"}:
+            continue
+        old = tries.get(one.source, Try(0, 0, -1))
+        if one.time > old.time:
+            old = Try(0, 0, one.time)
+        if one.state == "unread" or old.due_ms > now:  # a run could not read it either
+            waiting += one.state == "new"
+            kept[one.source] = old
+            continue
+        due.append(one.source)
+        kept[one.source] = Try(old.attempt + 1, now, one.time)
+    kept |= {name: tries[name] for name in busy if name in tries}
+    return Asked(tuple(due), _reason(found, busy, waiting), dumps(kept))
+
+
+def _reason(found: Sequence[News], busy: Collection[str], waiting: int) -> str:
+    counts = Counter(one.state for one in found)
+    said = [
+        f"{count} {what}" for count, what in (
+            (counts["none"], "with nothing new"), (counts["at work"], "with an instance at work"),
+            (counts["paused"], "paused"), (len(busy), "in runs that are not finished"),
+            (waiting, "that got no further in the last run, and wait"), (counts["unread"], "that could not be asked"),
+        ) if count
+    ]  # fmt: skip
+    unread = [f"{one.source} ({one.says})" for one in found if one.state == "unread"][:3]
+    total = len(found) + len(busy)
+    return f"{total} sources{': ' if said else ''}{', '.join(said)}{': ' if unread else ''}{'; '.join(unread)}"
+
+
 def source_sensor(mount: Mount) -> dg.SensorDefinition:
     """A sensor that requests a run for sources with something new, where nobody is at work.
 
@@ -229,8 +269,8 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
     def source_news(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         persist: Persist = getattr(context.resources, mount.persist)
         client = persist.client
-        busy, is_any = in_flight(context.instance, job, op_name(mount))
-        held = held_back(context.instance, [Job(job, op_name(mount), "sources")])
+        busy, is_any = in_flight(context.instance, job_about(mount))
+        held = held_back(context.instance, [job_about(mount)])
         if is_any:
             return dg.SkipReason(f"a run of {job} for all that is new is not finished")
         with client.controller() as controller:
@@ -239,10 +279,10 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
             found = look(sources, MEMORIES.setdefault(client.url, {}), leave_out={*busy, *held_names})
             now = client.consensus.now()
             sources.close()
-        asked = asked_now(found, busy, loads(context.cursor), now)
+        asked = asked_now(found, busy, loads(context.cursor, Try), now)
         chunks = [asked.now[start : start + CHUNK] for start in range(0, len(asked.now), CHUNK)]
         requests = [
-            dg.RunRequest(run_config=dg.RunConfig(ops={op_name(mount): IngestConfig(sources=list(chunk))}))
+            dg.RunRequest(run_config=dg.RunConfig(ops={mount.named(OP): IngestConfig(sources=list(chunk))}))
             for chunk in chunks
         ]
         reason = asked.reason
@@ -253,21 +293,9 @@ def source_sensor(mount: Mount) -> dg.SensorDefinition:
     return source_news
 
 
-def in_flight(instance: dg.DagsterInstance, job: str, op: str) -> tuple[set[str], bool]:
-    """The sources that unfinished runs of the job were told to ingest; and whether one was told to find them itself."""
-    found: set[str] = set()
-    is_any = False
-    for run in instance.get_runs(dg.RunsFilter(job_name=job, statuses=UNFINISHED)):
-        ops: Any = run.run_config.get("ops") or {}
-        names = (ops.get(op) or {}).get("config", {}).get("sources", ())
-        found.update(names)
-        is_any = is_any or not names
-    return found, is_any
-
-
-def op_name(mount: Mount) -> str:
-    """The name of the job's op."""
-    return mount.named("ingest_of_sources")
+def job_about(mount: Mount) -> Job:
+    """The job, and where its configuration names sources."""
+    return Job(mount.named(INGEST), mount.named(OP), "sources")
 
 
 def _due(client: Client, sources: Sources) -> list[str]:

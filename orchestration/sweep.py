@@ -79,7 +79,6 @@ def sweep(
     duties: Sequence[Duty],
     options: Options,
     recording: Recording,
-    in_flight: int,
 ) -> Generator[Event, None, Pass]:
     """Do the duties of each shard, and yield its events when done. Raises Failure at the end if a shard failed.
 
@@ -88,7 +87,7 @@ def sweep(
     """
     far = Pass(shards)
     try:
-        yield from _attempts(context.log, client, far, duties, options, recording, in_flight)
+        yield from _attempts(context.log, client, far, duties, options, recording)
     except BaseException as stopped:
         options.stop.set()
         if isinstance(stopped, CANCELS) and not options.dry_run:
@@ -120,7 +119,6 @@ def _attempts(
     duties: Sequence[Duty],
     options: Options,
     recording: Recording,
-    in_flight: int,
 ) -> Iterator[Event]:
     again: list[ShardReport] = []
 
@@ -130,7 +128,7 @@ def _attempts(
 
     def attempt(some: Sequence[str], *, is_last: bool) -> Iterator[Event]:
         told_at = time.monotonic()
-        for whole in in_parallel(one, some, in_flight, options.stop):
+        for whole in in_parallel(one, some, options.in_flight, options.stop):
             if is_passing(whole) and not is_last:
                 again.append(whole)
                 continue

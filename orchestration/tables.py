@@ -33,7 +33,7 @@ import dagster as dg
 from dagster._core.definitions.data_version import DATA_VERSION_TAG
 
 from jobs import program
-from orchestration.collections import stopping
+from jobs.stop import stopping
 from orchestration.complete import time_shown, upper_of
 from orchestration.io.names import TABLE
 from orchestration.resources import Persist, traced
@@ -93,17 +93,14 @@ def table_sensor(
                 with persist.table(table) as on:
                     found[table] = upper_of(on)
                     if found[table] > seen.get(table, 0):
-                        events.append(_materialized(key, on, found[table]))
+                        tags = {DATA_VERSION_TAG: f"{on.name}@{found[table]}"}
+                        events.append(dg.AssetMaterialization(key, metadata=_figures(on, found[table]), tags=tags))
             except NotFound:
                 missing.append(table)
         says = f"{len(events)} of {len(keys)} tables moved" + (f"; not there: {', '.join(missing)}" if missing else "")
         return dg.SensorResult(asset_events=events, cursor=json.dumps(found), skip_reason=says)
 
     return moved
-
-
-def _materialized(key: dg.AssetKey, on: Table, upper: int) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(key, metadata=_figures(on, upper), tags={DATA_VERSION_TAG: f"{on.name}@{upper}"})
 
 
 def _figures(on: Table, upper: int) -> dict[str, Any]:

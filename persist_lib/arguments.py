@@ -106,13 +106,17 @@ def is_of(value: object, module: str, *kinds: str) -> bool:
     return isinstance(value, tuple(getattr(found, kind) for kind in kinds if hasattr(found, kind)))
 
 
+def _wrong(what: str, must: str, value: object, more: str = "") -> InvalidUsage:
+    return InvalidUsage(f"{what} must {must}: got {shown(value)}{more}", argument=what, value=value)
+
+
 def parse_integer(value: object, what: str, least: int = 0, most: int | None = None) -> int:
     """An integer in `[least, most]`."""
     found = native(value)
     if isinstance(found, int) and not isinstance(found, bool) and least <= found and (most is None or found <= most):
         return int(found)
     bounds = f", {least} or more" if most is None else f" in [{least}, {most}]"
-    raise InvalidUsage(f"{what} must be an integer{bounds}: got {shown(value)}", argument=what, value=value)
+    raise _wrong(what, f"be an integer{bounds}", value)
 
 
 def parse_number(value: object, what: str, least: float = 0.0, most: float = math.inf) -> float:
@@ -122,7 +126,7 @@ def parse_number(value: object, what: str, least: float = 0.0, most: float = mat
     if isinstance(found, (int, float)) and not isinstance(found, bool) and least <= found <= min(most, _LARGEST):
         return float(found)
     bounds = f", {least:g} or more" if most == math.inf else f" in [{least:g}, {most:g}]"
-    raise InvalidUsage(f"{what} must be a finite number{bounds}: got {shown(value)}", argument=what, value=value)
+    raise _wrong(what, f"be a finite number{bounds}", value)
 
 
 def parse_seconds(value: object, what: str = "timeout") -> float:
@@ -132,9 +136,7 @@ def parse_seconds(value: object, what: str = "timeout") -> float:
     try:
         return parse_number(value, what, 0.0, LONGEST_S)
     except InvalidUsage:
-        raise InvalidUsage(
-            f"{what} must be a number of seconds in [0, {LONGEST_S:g}]: got {shown(value)}", argument=what, value=value
-        ) from None
+        raise _wrong(what, f"be a number of seconds in [0, {LONGEST_S:g}]", value) from None
 
 
 def parse_flag(value: object, what: str) -> bool:
@@ -142,14 +144,14 @@ def parse_flag(value: object, what: str) -> bool:
     found = native(value)
     if isinstance(found, bool):
         return found
-    raise InvalidUsage(f"{what} must be True or False: got {shown(value)}", argument=what, value=value)
+    raise _wrong(what, "be True or False", value)
 
 
 def parse_bytes(value: object, what: str, least: int = 0, most: int | None = None) -> bytes:
     """Bytes, so many of them."""
     if not isinstance(value, bytes):
         hint = "; encode the text first" if isinstance(value, str) else ""
-        raise InvalidUsage(f"{what} must be bytes: got {shown(value)}{hint}", argument=what, value=value)
+        raise _wrong(what, "be bytes", value, hint)
     if len(value) < least or (most is not None and len(value) > most):
         bounds = f"{least} or more" if most is None else f"{least} to {most}"
         raise InvalidUsage(
@@ -161,11 +163,7 @@ def parse_bytes(value: object, what: str, least: int = 0, most: int | None = Non
 def parse_text(value: object, what: str, most: int) -> str:
     """Printable text on one line, which may be empty."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise InvalidUsage(
-            f"{what} must be text of at most {most} printable characters: got {shown(value)}",
-            argument=what,
-            value=value,
-        )
+        raise _wrong(what, f"be text of at most {most} printable characters", value)
     return str(value)
 
 
@@ -173,16 +171,14 @@ def check_type(value: object, kind: type[T], what: str, example: str) -> T:
     """The value, which must be of this type. `example` says how to write one."""
     if isinstance(value, kind):
         return value
-    raise InvalidUsage(
-        f"{what} must be a {kind.__name__}, as in {example}: got {shown(value)}", argument=what, value=value
-    )
+    raise _wrong(what, f"be a {kind.__name__}, as in {example}", value)
 
 
 def check_callable(value: T, what: str, takes: str) -> T:
     """The value, which must be a function; `takes` says of what."""
     if callable(value):
         return value
-    raise InvalidUsage(f"{what} must be a function of {takes}: got {shown(value)}", argument=what, value=value)
+    raise _wrong(what, f"be a function of {takes}", value)
 
 
 def not_pickled(what: str, instead: str) -> Callable[[Any], tuple[object, ...]]:

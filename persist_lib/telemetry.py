@@ -149,16 +149,16 @@ def stop() -> None:
 
 def look() -> None:
     """Observe the process if a provider of OpenTelemetry has been set up in it. Loads nothing if not."""
-    if process.observer is None and any(_is_set_up(kind) for kind in ("trace", "metrics")):
+    own = ("opentelemetry.trace", "opentelemetry.metrics")  # those do nothing
+    if process.observer is None and any(not type(one).__module__.startswith(own) for one in _providers()):
         use()
 
 
-def _is_set_up(kind: str) -> bool:
-    api = sys.modules.get(f"opentelemetry.{kind}")
-    if api is None:
-        return False
-    provider = api.get_tracer_provider() if kind == "trace" else api.get_meter_provider()
-    return not type(provider).__module__.startswith(f"opentelemetry.{kind}")  # its own do nothing
+def _providers() -> Iterator[Any]:
+    """The providers of this process, of the parts of OpenTelemetry that are loaded."""
+    for kind, name in (("trace", "get_tracer_provider"), ("metrics", "get_meter_provider")):
+        if (api := sys.modules.get(f"opentelemetry.{kind}")) is not None:
+            yield getattr(api, name)()
 
 
 def configure(environ: Mapping[str, str]) -> None:
@@ -196,11 +196,9 @@ def flush() -> None:
     """Send what is not sent yet, for some seconds at most: of a process that ends without its exit functions."""
     if process.observer is None:
         return
-    for kind, name in (("trace", "get_tracer_provider"), ("metrics", "get_meter_provider")):
-        if (api := sys.modules.get(f"opentelemetry.{kind}")) is not None:
-            provider = getattr(api, name)()
-            if (sends := getattr(provider, "force_flush", None)) is not None:
-                sends(round(FLUSH_S * 1000))
+    for provider in _providers():
+        if (sends := getattr(provider, "force_flush", None)) is not None:
+            sends(round(FLUSH_S * 1000))
 
 
 def span(kind: str, name: str, **attributes: Any) -> AbstractContextManager[None]:

@@ -98,17 +98,17 @@ class Run(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the journal says of one ingest."""
+    """What the journal says of one ingest. Where there is no journal, nothing."""
 
     upper: Antichain
-    last: Run | None
-    taken: dict[str, str]
+    last: Run | None = None
+    taken: Mapping[str, str] = {}
     """The files that any run took: path -> etag of the newest version that was."""
-    tallies: dict[int, Tally]
+    tallies: Mapping[int, Tally] = {}
     """The groups of the last run whose lines are counted."""
-    lines: dict[int, tuple[int, int]]
+    lines: Mapping[int, tuple[int, int]] = {}
     """After these groups of the last run, the place of the last file, and how many of its lines have come."""
-    highest: int
+    highest: int = 0
 
 
 def read_journal(client: Client, shard: str, ingest: str) -> Known:
@@ -116,7 +116,7 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
     with client.open_reader(shard, JOURNAL, purpose="ingest") as reader:
         upper = reader.fetch_upper()
         if not upper.time:
-            return Known(upper, None, {}, {}, {}, 0)
+            return Known(upper)
         with reader.snapshot(upper.time - 1, diff=True) as snapshot:
             table = snapshot.to_arrow()
     table = table.filter(pc.equal(table.column("ingest"), ingest)).sort_by(
@@ -125,7 +125,7 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
     runs, files, groups = (table.filter(pc.equal(table.column("kind"), kind)) for kind in ("run", "file", "group"))
     taken = dict(zip(files.column("path").to_pylist(), files.column("etag").to_pylist(), strict=True))
     if not runs.num_rows:
-        return Known(upper, None, taken, {}, {}, 0)
+        return Known(upper, None, taken)
     newest = runs.slice(runs.num_rows - 1).to_pylist()[0]
     mine = files.filter(pc.equal(files.column("run"), newest["run"])).select(["path", "size", "etag", "options"])
     listed = [File(**row) for row in mine.to_pylist()]
@@ -140,33 +140,14 @@ def read_journal(client: Client, shard: str, ingest: str) -> Known:
 
 def try_begin(client: Client, shard: str, ingest: str, known: Known, run: Run) -> bool:
     """Record a run, unless another program was first. Then read the journal again."""
-    rows = [
-        _row(
-            ingest,
-            run.number,
-            "run",
-            0,
-            first_group=run.first,
-            last_group=run.last,
-            info=msgspec.json.encode(run.info).decode(),
-        )
-    ]
+    info = msgspec.json.encode(run.info).decode()
+    rows = [_row(ingest, run.number, "run", 0, first_group=run.first, last_group=run.last, info=info)]
     began: dict[int, int] = {}
     for group in run.groups():
         for chunk in group.chunks:
             began.setdefault(chunk.file, group.number)
     rows += [
-        _row(
-            ingest,
-            run.number,
-            "file",
-            number,
-            path=file.path,
-            size=file.size,
-            etag=file.etag,
-            options=file.options,
-            first_group=began[number],
-        )
+        _row(ingest, run.number, "file", number, **msgspec.structs.asdict(file), first_group=began[number])
         for number, file in enumerate(run.files)
     ]
     upper = known.upper.time or 0

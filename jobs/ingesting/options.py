@@ -35,25 +35,16 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default="default", help="tells ingests apart that write to one shard from different inputs"
     )
-    parser.add_argument(
-        "--engine", choices=get_args(EngineName), default="auto", help="auto: Spark for more than 64 MiB"
-    )
+    _one_of(parser, "--engine", get_args(EngineName), "auto: Spark for more than 64 MiB")
     parser.add_argument("--threads", type=_at_least(1), help="of engine local; without it, one a core")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be read, and how")
     parser.add_argument(
         "--max-bad", type=_at_least(0), default=0, metavar="N", help="exit with status 1 if more lines were bad (0)"
     )
     parser.add_argument("--bad-shard", help="where bad lines go (SHARD_bad)")
-    parser.add_argument(
-        "--changed",
-        choices=get_args(Changed),
-        default="refuse",
-        help="what to do with files that changed since they were taken",
-    )
-    parser.add_argument(
-        "--lost", choices=get_args(Lost), default="refuse",
-        help="what to do with a file that is gone or changed before a run is done with it: stop, or note a bad line",
-    )  # fmt: skip
+    _one_of(parser, "--changed", get_args(Changed), "what to do with files that changed since they were taken")
+    says = "what to do with a file that is gone or changed before a run is done with it: stop, or note a bad line"
+    _one_of(parser, "--lost", get_args(Lost), says)
     _add_schema(parser)
     _add_reading(parser)
     return parser
@@ -61,14 +52,9 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 def _add_schema(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the schema, if the shard does not exist yet (as `persist create` declares it)")
-    group.add_argument(
-        "--key",
-        action="append",
-        default=[],
-        metavar="NAME:TYPE",
-        help="a key column, as in 'order_id:int64 not null'; with --infer: its name",
-    )
-    group.add_argument("--value", action="append", default=[], metavar="NAME:TYPE", help="a value column")
+    says = "a key column, as in 'order_id:int64 not null'; with --infer: its name"
+    _repeated(group, "--key", "NAME:TYPE", says)
+    _repeated(group, "--value", "NAME:TYPE", "a value column")
     group.add_argument(
         "--infer", action="store_true", help="infer the types from the first lines of the first file, and print them"
     )
@@ -78,29 +64,11 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how files are read")
-    group.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="COLUMN=NAME",
-        help="a column of the shard that is called otherwise in the files",
-    )
-    group.add_argument(
-        "--extra", choices=("refuse", "ignore"), default="refuse", help="fields that the shard has no column for"
-    )
-    group.add_argument(
-        "--missing",
-        choices=("refuse", "null"),
-        default="refuse",
-        help="columns that a file of CSV or Parquet does not have",
-    )
-    group.add_argument(
-        "--epoch",
-        action="append",
-        default=[],
-        metavar="COLUMN=UNIT",
-        help="a date or timestamp that is a number: s, ms, us, ns or days since 1970",
-    )
+    _repeated(group, "--column", "COLUMN=NAME", "a column of the shard that is called otherwise in the files")
+    _one_of(group, "--extra", ("refuse", "ignore"), "fields that the shard has no column for")
+    _one_of(group, "--missing", ("refuse", "null"), "columns that a file of CSV or Parquet does not have")
+    says = "a date or timestamp that is a number: s, ms, us, ns or days since 1970"
+    _repeated(group, "--epoch", "COLUMN=UNIT", says)
     group.add_argument("--delimiter", default=",", help="CSV: between values; \\t is a tab")
     group.add_argument("--quote", default='"', help="CSV: around values")
     group.add_argument("--names", help="CSV: the columns of files that have no header, as in a,b,c")
@@ -111,12 +79,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--multiline", action="store_true", help="CSV: quoted values may hold line ends; a file is then one task"
     )
-    group.add_argument(
-        "--changes",
-        choices=get_args(Changes),
-        default="by-key",
-        help="debezium: the last change of each key counts, or: retract what `before` says",
-    )
+    says = "debezium: the last change of each key counts, or: retract what `before` says"
+    _one_of(group, "--changes", get_args(Changes), says)
     group.add_argument(
         "--time-column", help="the column that says at which time a row is added; needs --until, and is one commit"
     )
@@ -129,6 +93,15 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _repeated(group: argparse._ActionsContainer, name: str, metavar: str, says: str) -> None:
+    group.add_argument(name, action="append", default=[], metavar=metavar, help=says)
+
+
+def _one_of(group: argparse._ActionsContainer, name: str, choices: tuple[str, ...], says: str) -> None:
+    """The first one is the default."""
+    group.add_argument(name, choices=choices, default=choices[0], help=says)
+
+
 def settings_of(parsed: argparse.Namespace) -> Settings:
     """How files are read, by the options. Raises InvalidUsage."""
     is_csv = parsed.format_ == "csv"
@@ -137,9 +110,10 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
     if (parsed.time_column is None) != (parsed.until is None):
         raise InvalidUsage("--time-column and --until belong together: only with both is it known what is complete")
     by_key = parsed.format_ == "debezium" and parsed.changes == "by-key"
+    delimiter = "\t" if parsed.delimiter in ("\\t", "tab") else parsed.delimiter
     group_mib = parsed.group_mib or (BY_KEY_GROUP_MIB if by_key else GROUP_MIB)
     return Settings(
-        parsed.format_, columns=_pairs(parsed.column, "--column"), delimiter=_character(parsed.delimiter),
+        parsed.format_, columns=_pairs(parsed.column, "--column"), delimiter=delimiter,
         quote=parsed.quote, names=None if parsed.names is None else _names(parsed.names),
         nulls=("",) if parsed.null is None else tuple(parsed.null), encoding=_encoding(parsed.encoding),
         multiline=parsed.multiline, extra=parsed.extra, missing=parsed.missing, epochs=_epochs(parsed.epoch),
@@ -162,10 +136,6 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names) or len(set(names)) < len(names):
         raise InvalidUsage(f"--names are the different names of all columns, with commas between them: got {text!r}")
     return names
-
-
-def _character(text: str) -> str:
-    return "\t" if text in ("\\t", "tab") else text
 
 
 def _encoding(text: str) -> str:

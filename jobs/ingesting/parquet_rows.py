@@ -60,7 +60,7 @@ def read_rows(file: File, chunk: Chunk, settings: Settings, schema: Schema, fini
         first = 0
         for number in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(number)
-            if _is_in(_start_of(group), chunk):
+            if chunk.start <= (start := _start_of(group)) and (chunk.end is None or start < chunk.end):
                 yield from _read_group(parquet, number, wanted, settings, schema, first, finished)
             first += group.num_rows
     if not is_on_cloud(file.path) and not local_file_is(file):
@@ -72,10 +72,6 @@ def _start_of(group: Any) -> int:
         return 0
     column = group.column(0)
     return int(min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0))
-
-
-def _is_in(start: int, chunk: Chunk) -> bool:
-    return chunk.start <= start and (chunk.end is None or start < chunk.end)
 
 
 def _read_group(
@@ -114,19 +110,12 @@ def fit(table: pa.Table, settings: Settings, schema: Schema) -> Sifted:
         places = [str(row).encode() for row in range(table.num_rows)]
 
         def parse(some: Any) -> pa.Table:
-            return _cast(table.take(pa.array([int(place) for place in some])), settings, schema)
+            try:
+                return _cast(table.take(pa.array([int(place) for place in some])), settings, schema)
+            except InvalidUsage as error:
+                raise Refused(error.message) from error
 
-        return sift(_refusing(parse), lambda _: (), places, file_columns.no_rows(schema))
-
-
-def _refusing(parse: Any) -> Any:
-    def inner(some: Any) -> pa.Table:
-        try:
-            return parse(some)
-        except InvalidUsage as error:
-            raise Refused(error.message) from error
-
-    return inner
+        return sift(parse, lambda _: (), places, file_columns.no_rows(schema))
 
 
 def _cast(table: pa.Table, settings: Settings, schema: Schema) -> pa.Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Literal, TypeVar
+from typing import Literal
 
 from jobs.ingesting.inputs import File
 from jobs.ingesting.journal import Known, Run, new_run, pack_names
@@ -24,7 +24,6 @@ SHOWN = 5
 LOOKS = 10_000
 """Lines that are looked at for one with a transaction."""
 Changed = Literal["refuse", "take", "skip"]
-T = TypeVar("T")
 
 
 class FilesChanged(InvalidUsage):
@@ -56,7 +55,8 @@ def plan_run(
     names: dict[str, tuple[int, ...]] = {}
     starts = None
     if settings.format == "csv" and settings.names is None:
-        names = pack_names(_each(lambda file: _header(file, settings), files))
+        with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+            names = pack_names(list(pool.map(lambda file: _header(file, settings), files)))
         _check_headers(names, files, settings, schema)
     elif settings.format == "csv":
         _check_headers({"\n".join(settings.names or ()): tuple(range(len(files)))}, files, settings, schema)
@@ -65,11 +65,6 @@ def plan_run(
     if bounds is not None:
         starts = ()
     return new_run(known, files, settings, schema, names=names, starts=starts, bounds=bounds)
-
-
-def _each(read: Callable[[File], T], files: Sequence[File]) -> list[T]:
-    with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-        return list(pool.map(read, files))
 
 
 def head(file: File, size: int = MIB) -> bytes:
@@ -125,12 +120,13 @@ def _starts(files: Sequence[File], settings: Settings) -> list[int]:
 
 def _goes_on(before: File, after: File) -> bool:
     last = _last_transaction(before)
-    return last is not None and last == _first_transaction(after)
+    return last is not None and last == _transaction(head(after).split(b"\n"))
 
 
-def _first_transaction(file: File) -> str | None:
-    lines = islice(head(file).split(b"\n"), LOOKS)
-    return next((found for line in lines if line.strip() and (found := transaction_of(line)) is not None), None)
+def _transaction(lines: Iterable[bytes]) -> str | None:
+    """That of the first line with one."""
+    some = islice(lines, LOOKS)
+    return next((found for line in some if line.strip() and (found := transaction_of(line)) is not None), None)
 
 
 def _last_transaction(file: File) -> str | None:
@@ -141,5 +137,4 @@ def _last_transaction(file: File) -> str | None:
             tail = (tail + piece)[-MIB:]
     except DamagedFile:
         return None
-    lines = islice(reversed(tail.split(b"\n")), LOOKS)
-    return next((found for line in lines if line.strip() and (found := transaction_of(line)) is not None), None)
+    return _transaction(reversed(tail.split(b"\n")))

@@ -26,6 +26,7 @@ from jobs.stop import Stop
 from persist_lib.arguments import check_type
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound
+from persist_lib.frontier import MINIMUM
 from persist_lib.ids import parse_shard_id
 from persist_lib.relation.stage import Stage
 from persist_lib.schema.schema import Schema
@@ -160,7 +161,7 @@ def look(client: Client, job: Ingest) -> tuple[Known, int]:
         try:
             known = read_journal(client, job.shards.journal, job.name)
         except NotFound:
-            known = read_nothing()
+            known = Known(MINIMUM)
         if last_sequence(client, job) == before:
             break
     if not before <= known.highest <= before + 1:
@@ -172,13 +173,6 @@ def look(client: Client, job: Ingest) -> tuple[Known, int]:
             "the shard yet"
         )
     return known, before
-
-
-def read_nothing() -> Known:
-    """What is known where there is no journal."""
-    from persist_lib.frontier import MINIMUM  # noqa: PLC0415
-
-    return Known(MINIMUM, None, {}, {}, {}, 0)
 
 
 def last_sequence(client: Client, job: Ingest) -> int:

@@ -1,8 +1,8 @@
-"""A look at the first lines: the schema that they suggest, and what would become of them."""
+"""A look at the first lines: the schema that they suggest, what would become of them, and what an ingest would do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,25 +11,34 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
-from jobs.ingesting.inputs import File
+from jobs.ingesting.inputs import File, find_files
+from jobs.ingesting.journal import Known
 from jobs.ingesting.parquet_rows import open_parquet
 from jobs.ingesting.plan import Chunk, Task
-from jobs.ingesting.planning import head
+from jobs.ingesting.planning import head, new_files, plan_run
+from jobs.ingesting.reading import S3_PIECE
+from jobs.ingesting.running import Ingest, bounds_of, look
 from jobs.ingesting.settings import Settings, encode_settings
 from jobs.ingesting.work import Counts, Reader, Work
 from persist_lib.arguments import did_you_mean
-from persist_lib.config import MIB
+from persist_lib.client import Client
+from persist_lib.config import MIB, Config
 from persist_lib.convert.lines.csv_lines import BOM, header_of
 from persist_lib.convert.lines.debezium import parse_change
 from persist_lib.convert.lines.decompression import DamagedFile
 from persist_lib.convert.lines.file_columns import Refused
 from persist_lib.convert.lines.json_lines import check_objects
 from persist_lib.convert.lines.line_blocks import Block
+from persist_lib.core.cost import FREE, S3_LIST, Cost
 from persist_lib.errors import InvalidUsage
+from persist_lib.frontier import MINIMUM
 from persist_lib.kernel.columns import unpacked
 from persist_lib.schema.schema import DIFF, Schema
 
 SAMPLE_BYTES = 4 * MIB
+SAMPLED = 5
+OBJECT_SHARE = 1 / 3
+"""What Parquet takes of the bytes of text: a guess for the price."""
 _is = pa.types
 
 
@@ -46,9 +55,7 @@ class Sample(NamedTuple):
         return self.counts.bad * 2 > self.counts.read
 
 
-def take_sample(
-    file: File, settings: Settings, schema: Schema, bounds: tuple[int, int] | None = None, most: int = 5
-) -> Sample:
+def take_sample(file: File, settings: Settings, schema: Schema, bounds: tuple[int, int] | None = None) -> Sample:
     """Read the beginning of a file as an ingest would. Changes nothing."""
     names = {0: _names(file, settings)} if settings.format == "csv" else {}
     reader = Reader(Work(Task((Chunk(0, 0, 1),)), {0: file}, names, encode_settings(settings), schema, bounds))
@@ -58,7 +65,7 @@ def take_sample(
         tables = list(reader.tables_of(Block(head(file, SAMPLE_BYTES), 0, 0)))
     table = pa.concat_tables(tables) if tables else schema.data.empty_table()
     reasons = list(dict.fromkeys(unpacked(reader.bad()).column("reason").to_pylist()))
-    return Sample(table.slice(0, most).to_pylist(), reader.counts[0], reasons[:most])
+    return Sample(table.slice(0, SAMPLED).to_pylist(), reader.counts[0], reasons[:SAMPLED])
 
 
 def _names(file: File, settings: Settings) -> tuple[str, ...]:
@@ -193,3 +200,50 @@ def _parquet(file: File, _settings: Settings) -> dict[str, pa.DataType]:
 
 
 _READ = {"csv": _csv, "jsonl": _jsonl, "debezium": _debezium, "parquet": _parquet}
+
+
+def describe(client: Client | None, job: Ingest, is_there: bool) -> Iterator[str]:
+    """Yield the lines. Reads the inputs' names, headers and first lines, and changes nothing."""
+    yield f"{job.shard} {'exists' if is_there else 'would be created'}: {job.schema}"
+    known, sequence = (Known(MINIMUM), 0) if client is None or not is_there else look(client, job)
+    if known.last is not None and sequence < known.last.last:
+        yield (
+            f"run {known.last.number} is not done: groups {sequence - known.last.first + 2} to "
+            f"{known.last.last - known.last.first + 1} of its "
+            f"{len(known.last.files)} files come first"
+        )
+    found = find_files(job.inputs, job.settings.format)
+    files = new_files(found.files, known, job.changed)
+    others = (
+        f"; {found.left_out} names that do not look like {job.settings.format} are left out" if found.left_out else ""
+    )
+    yield f"{len(found.files)} files in the inputs, of which {len(files)} are new{others}"
+    if not files:
+        return
+    bounds = None if client is None or not is_there or job.bounds is None else bounds_of(client, job)
+    if job.bounds is not None and bounds is None:
+        bounds = (0, job.bounds[1])
+    run = plan_run(files, job.settings, job.schema, known, bounds)
+    groups = run.groups()
+    tasks = sum(len(group.tasks) for group in groups)
+    size = sum(group.size for group in groups)
+    yield f"{size / MIB:,.1f} MiB in {tasks} tasks and {len(groups)} commits"
+    largest = max((file for file in files if file.compression), key=lambda file: file.size, default=None)
+    if largest is not None and largest.size > 4 * job.settings.chunk_bytes:
+        yield f"a compressed file is one task, the largest of {largest.size / MIB:,.1f} MiB: {largest.path}"
+    yield f"about {_price(client, size, tasks, len(groups), known):,.4f} dollars for requests"
+    sample = take_sample(files[0], job.settings, job.schema, bounds)
+    yield f"of the first {sample.counts.read} lines of {files[0].path} {sample.counts.bad} are bad"
+    for reason in sample.reasons:
+        yield f"  bad: {reason}"
+    for row in sample.rows:
+        yield f"  {row}"
+
+
+def _price(client: Client | None, size: int, tasks: int, groups: int, known: Known) -> float:  # noqa: ARG001
+    """Reading by ranges, a part for each task at least, and three commits for each group."""
+    config = Config() if client is None else client.config
+    prices = FREE if client is None else client.prices
+    puts = tasks + int(size * OBJECT_SHARE / config.part_bytes) + 3 * groups
+    reads = Cost(gets=-(-size // S3_PIECE)).priced(S3_LIST if prices is not FREE else FREE)
+    return Cost(puts=puts, gets=6 * groups).priced(prices).dollars + reads.dollars

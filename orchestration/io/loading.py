@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 import pandas as pd
 import pyarrow as pa
 
-from orchestration.io.names import Place
-from orchestration.io.owners import check_owner
+from orchestration.io.names import Place, check_owner
 from orchestration.io.times import AS_OF
 from persist_lib.client import Client
 from persist_lib.errors import InvalidUsage, NotFound, SchemaMismatch, SinceViolation

@@ -75,17 +75,17 @@ def test_each_attempt_has_another_mark_and_so_has_other_debt() -> None:
 
 
 def test_a_lost_cursor_costs_one_look() -> None:
-    asked = ask(survey("a"), (), loads(None))
+    asked = ask(survey("a"), (), loads(None, Try))
     assert asked.now == ("a",)
     for broken in ("", "{", "[]", '{"a": 1}', '{"a": [1]}', '{"seen": {"a": 4}, "asked": {}}', "null"):
-        assert ask(survey("a"), (), loads(broken)).now == ("a",)
+        assert ask(survey("a"), (), loads(broken, Try)).now == ("a",)
     again = ask(survey("a", now=1_000_000 + FIRST_WAIT_MS), (), asked.tries)
     assert mark_of(survey("a"), "a", again.tries["a"]) != mark_of(survey("a"), "a", asked.tries["a"])
 
 
 def test_the_cursor_is_bounded_and_keeps_the_last_tries() -> None:
     tries = {f"shard-{n:06}": Try(1, n) for n in range(3 * REMEMBERED)}
-    kept = loads(dumps(tries))
+    kept = loads(dumps(tries), Try)
     assert len(kept) == REMEMBERED
     assert f"shard-{3 * REMEMBERED - 1:06}" in kept
     assert len(dumps(tries)) < 40 * REMEMBERED

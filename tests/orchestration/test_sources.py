@@ -16,8 +16,9 @@ from jobs.load import loads_for
 from orchestration import sources as orchestrated
 from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
+from orchestration.sensors import loads
 from orchestration.settings import Settings
-from orchestration.source_tries import Try, asked_now, loads
+from orchestration.sources import Try, asked_now
 from persist_lib.sources import Collection, Decoding, Files, Ingestion, Meaning, News, Sources
 from persist_lib.sources.health import Report
 from tests.spark.collections import SMALL
@@ -279,13 +280,13 @@ def test_what_gets_no_further_is_asked_for_after_growing_pauses() -> None:
     for _ in range(200):
         found = asked_now([News("s", "new", "more", 5)], (), tries, now)
         asked_at += [now] if found.now else []
-        tries = loads(found.cursor)
+        tries = loads(found.cursor, Try)
         now += 30_000
     pauses = [later - sooner for sooner, later in pairwise(asked_at)]
     assert pauses[:6] == [30_000, 60_000, 120_000, 240_000, 480_000, 960_000]
     assert asked_now([News("s", "new", "more", 6)], (), tries, now).now == ("s",), "it got further"
     assert asked_now([News("s", "unread", "no disk", 6)], (), tries, now).reason.endswith("(no disk)")
-    assert loads("nonsense") == loads("[1]") == loads(None) == {}
+    assert loads("nonsense", Try) == loads("[1]", Try) == loads(None, Try) == {}
 
 
 def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.DagsterInstance) -> None:

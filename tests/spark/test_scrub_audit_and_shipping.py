@@ -15,18 +15,21 @@ from pyspark.sql import SparkSession
 import persist_lib as persist
 from jobs import audit, scrub
 from jobs.engine import EngineName
+from jobs.parallel import Outcome
 from jobs.session import SparkSettings, ship, spark_conf
+from persist_lib.maintain import Verified
 from tests.spark.collections import SCHEMA, check, damage_a_part, parts_of, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-def damaged(outcomes: Iterable[scrub.ScrubOutcome]) -> dict[str, tuple[tuple[tuple[int, int], str], ...]]:
+def damaged(outcomes: Iterable[Outcome[Verified]]) -> dict[str, tuple[tuple[tuple[int, int], str], ...]]:
     """What was found, by shard."""
     found = {}
     for outcome in outcomes:
-        assert outcome.scrubbed is not None, outcome.error
-        found[outcome.shard] = outcome.scrubbed.damaged
+        assert outcome.done is not None, outcome.error
+        assert outcome.done.scrubbed is not None
+        found[outcome.shard] = outcome.done.scrubbed.damaged
     return found
 
 

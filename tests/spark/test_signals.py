@@ -44,7 +44,7 @@ STAGES = {
     "scrubbing": ("scrub", 'sys.modules["persist_lib.maintain.scrub"].add_up_task = stuck', "local"),
     "starting": (
         "compact",
-        "real = jobs.compact.build_session; jobs.compact.build_session = lambda s: (reached(), real(s))[1]",
+        "real = jobs.program.build_session; jobs.program.build_session = lambda s: (reached(), real(s))[1]",
         "spark",
     ),
     "running": (
