@@ -45,6 +45,7 @@ BENCHMARKS = {
     "life": "bench.life:life",
     "life-long": "bench.life:life_long",
     "life-pyiceberg": "bench.life:life_pyiceberg",
+    "life-s3": "bench.life:life_s3",
     "tables": "bench.tables:tables",
     "streams": "bench.streams:streams",
     "collections": "bench.collections:collections",
