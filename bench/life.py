@@ -1,7 +1,7 @@
 """A table after a life of changes: reads of it, as it is and as it was, beside deltalake, DuckLake and pyiceberg.
 
 A load, then upserts of 1,000 keys (a third of them new, the others by Zipf), a delete of some keys after each tenth,
-and each side's upkeep, twice or more; all history is kept. Then whole scans, filtered scans, look-ups, scans as of 20
+and each side's upkeep, twice or more; all history is kept. Then whole scans, filtered scans, look-ups, scans as of
 earlier versions, and the changes between two; and a whole scan just before the first upkeep. Each side is in a process
 of its own, and opens its table again for each read (once for all the versions). Only a warm scan is by a handle that
 has scanned before.
@@ -9,7 +9,7 @@ has scanned before.
 On the local disk a cold scan is one after the system has forgotten what it read of files, which takes root. On S3
 (`life_s3`) the data of all sides is in one server, which counts the requests and bytes of each, and answers each
 request 20 ms late. Ours and deltalake commit by conditional PUTs and have nothing but the bucket; DuckLake's catalog is
-a DuckDB file on the local disk, which asks for no requests.
+a DuckDB file on the local disk, which asks for no requests. `life_s3_postgres` has our Consensus in a database too.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ import pyarrow.compute as pc
 import persist_lib as persist
 from bench.counted import CountedServer, Traffic
 from bench.figures import Figure, beside
-from bench.life_peers import BELOW, loads, looked_up, some, stretches
+from bench.life_peers import BELOW, among, loads, looked_up, stretches
 from bench.merges import install_ducklake
 from bench.peer import Peer, Ready
-from persist_lib.testing.servers import use_test_credentials
+from persist_lib.testing.servers import PostgresServer, use_test_credentials
 
 
 class Size(NamedTuple):
-    """Rows of the load, upserts after it, after how many of them there is upkeep, and rounds of each read."""
+    """Rows of the load, upserts after it, after how many of them there is upkeep; earlier versions, rounds of reads."""
 
     rows: int
     steps: int
     every: int
+    versions: int = 20
     rounds: int = 5
 
 
 FULL, LONG, FEW = Size(1_000_000, 100, 50), Size(2_000_000, 500, 50), Size(1_000_000, 20, 10)
-QUICK, S3, S3_QUICK = Size(10_000, 10, 5, 1), Size(200_000, 50, 25, 1), Size(5_000, 4, 2, 1)
+QUICK, S3, S3_QUICK = Size(10_000, 10, 5, 10, 1), Size(200_000, 50, 25, 5, 1), Size(5_000, 4, 2, 2, 1)
 READS = ("scan", "filtered scan", "look-up", "versions")
 PEERS = {"deltalake": (*READS, "changes"), "ducklake": READS}
 """What is asked of each. DuckLake's `table_changes` over 25 of 100 changes to 1 M rows waited without end or work."""
@@ -74,6 +75,13 @@ def life_s3(quick: bool) -> list[Figure]:
     use_test_credentials()
     with CountedServer() as server:
         return _life("life-s3", S3_QUICK if quick else S3, server=server)
+
+
+def life_s3_postgres(quick: bool) -> list[Figure]:
+    """The same with our Consensus on PostgreSQL, beside DuckLake, whose catalog is in a database too."""
+    use_test_credentials()
+    with CountedServer() as server, PostgresServer() as database:
+        return _life("life-s3-postgres", S3_QUICK if quick else S3, {"ducklake": READS}, server, database.url)
 
 
 class Side:
@@ -106,21 +114,27 @@ class Side:
 
 
 @contextmanager
-def _side(name: str, folder: Path, size: Size, server: CountedServer | None) -> Iterator[Side]:
+def _side(name: str, folder: Path, size: Size, server: CountedServer | None, consensus: str) -> Iterator[Side]:
     folder.mkdir()
     if server:
         server.make_bucket(name)
-    module = "bench.life" if name == "ours" else "bench.life_peers"
-    with Peer(f"{module}:{name}", folder, server.url if server else "", *size[:3]) as peer:
+    start, *more = ("bench.life:ours", consensus) if name == "ours" else (f"bench.life_peers:{name}",)
+    with Peer(start, folder, server.url if server else "", *size[:4], *more) as peer:
         yield Side(peer, name, folder, server)
 
 
 def _life(
-    name: str, size: Size, peers: Mapping[str, Sequence[str]] = PEERS, server: CountedServer | None = None
+    name: str,
+    size: Size,
+    peers: Mapping[str, Sequence[str]] = PEERS,
+    server: CountedServer | None = None,
+    consensus: str = "",
 ) -> list[Figure]:
     install_ducklake()
     with TemporaryDirectory(prefix="persist-life-") as folder, ExitStack() as stack:
-        sides = [stack.enter_context(_side(side, Path(folder, side), size, server)) for side in ("ours", *peers)]
+        sides = [
+            stack.enter_context(_side(side, Path(folder, side), size, server, consensus)) for side in ("ours", *peers)
+        ]
         both = [Both(name, size, sides[0], other) for other in sides[1:]]
         for side in sides:
             side.run("load")
@@ -193,31 +207,32 @@ def _forget() -> None:
 
 
 @contextmanager
-def ours(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Iterator[Ready]:
-    """A shard. On S3 its Consensus is in the bucket too."""
-    url, kinds = f"file:{folder}", persist.Schema({"k": "int64"}, {"a": "int64", "b": "string"})
+def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: str, consensus: str) -> Iterator[Ready]:
+    """A shard. Without a Consensus of its own, it is on the disk, or in the bucket too."""
+    kinds, url = persist.Schema({"k": "int64"}, {"a": "int64", "b": "string"}), f"file:{folder}"
     if endpoint:
-        url = f"s3+cas://ours/life?endpoint={endpoint}&path_style=true"
+        url = f"{'s3' if consensus else 's3+cas'}://ours/life?endpoint={endpoint}&path_style=true"
+    connect = partial(persist.open, url, consensus or None)
     left, count, ends = stretches(rows, steps, every), int(rows), list[int]()
 
     def load() -> None:
-        with persist.open(url) as client, client.open_writer("t", kinds) as write:
+        with connect() as client, client.open_writer("t", kinds) as write:
             write.compare_and_append(loads(count), 0, 1)
 
     def upserts() -> None:
-        with persist.open(url) as client, client.open_writer("t", kinds) as write:
+        with connect() as client, client.open_writer("t", kinds) as write:
             for table, deleted in next(left):
                 ends.append(write.upsert(table).time or 0)
                 if deleted.size:
                     write.delete(pa.table({"k": deleted}))
 
     def upkeep() -> None:
-        with persist.open(url) as client:
+        with connect() as client:
             client.maintain("t")
 
     def scans(*asked: dict[str, Any]) -> int:
         found = 0
-        with persist.open(url) as client, client.open_reader("t") as read:
+        with connect() as client, client.open_reader("t") as read:
             for words in asked:
                 with read.snapshot(**words) as snapshot:
                     found += snapshot.to_arrow().num_rows
@@ -225,7 +240,7 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Itera
 
     def between() -> int:
         start, end = ends[len(ends) // 4], ends[len(ends) // 2]
-        with persist.open(url) as client, client.open_reader("t") as read, read.changes(start, end) as found:
+        with connect() as client, client.open_reader("t") as read, read.changes(start, end) as found:
             return found.to_arrow().num_rows
 
     with ExitStack() as stack:
@@ -233,7 +248,7 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Itera
 
         def warm() -> int:
             if not open_:
-                client = stack.enter_context(persist.open(url))
+                client = stack.enter_context(connect())
                 open_.append(stack.enter_context(client.open_reader("t")))
             with open_[0].snapshot() as snapshot:
                 return int(snapshot.to_arrow().num_rows)
@@ -243,5 +258,5 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Itera
             "scan": lambda: scans({}),
             "filtered scan": lambda: scans({"filter": pc.field("a") < BELOW}),
             "look-up": lambda: scans({"keys": pa.table({"k": looked_up(count)})}),
-            "versions": lambda: scans(*({"as_of": end} for end in some(ends))),
+            "versions": lambda: scans(*({"as_of": end} for end in among(ends, some))),
         })  # fmt: skip

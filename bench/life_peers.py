@@ -1,7 +1,8 @@
 """The changes of a life, which all sides make, and the peers that make them: deltalake, DuckLake and pyiceberg.
 
 Nothing of ours is imported here. Each peer gets a folder, the address of an S3 server with a bucket of its name (or
-nothing, for data on the local disk), and how many rows and upserts there are. Credentials come from the environment.
+nothing, for data on the local disk), and how many rows and upserts there are, after how many of them upkeep comes, and
+how many earlier versions are read. Credentials come from the environment.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 KEYS, NEW, DELETED = 1_000, 333, 100
 DELETES = 10
-VERSIONS = 20
 BELOW = 10_000
 NAMES = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION")
 
@@ -62,13 +62,13 @@ def stretches(rows: str, steps: str, every: str) -> Iterator[Iterator[tuple[pa.T
         yield (changes(int(rows), step) for step in range(start + 1, start + int(every) + 1))
 
 
-def some(ends: Sequence[int]) -> list[int]:
-    """The versions that are read."""
-    return [ends[at] for at in sorted({len(ends) * part // VERSIONS for part in range(VERSIONS)})]
+def among(ends: Sequence[int], some: str) -> list[int]:
+    """So many of the versions, evenly spread."""
+    return [ends[len(ends) * part // int(some)] for part in range(int(some))]
 
 
 @contextmanager
-def deltalake(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Iterator[Ready]:
+def deltalake(folder: str, endpoint: str, rows: str, steps: str, every: str, some: str) -> Iterator[Ready]:
     """A Delta table."""
     import deltalake as peer  # noqa: PLC0415 - only its process needs it
 
@@ -120,7 +120,7 @@ def deltalake(folder: str, endpoint: str, rows: str, steps: str, every: str) -> 
             "scan": lambda: opened().to_pyarrow_table().num_rows,
             "filtered scan": lambda: opened().to_pyarrow_dataset().to_table(filter=pc.field("a") < BELOW).num_rows,
             "look-up": lambda: opened().to_pyarrow_table(filters=[("k", "in", looked_up(count))]).num_rows,
-            "versions": lambda: sum(opened(version).to_pyarrow_table().num_rows for version in some(versions)),
+            "versions": lambda: sum(opened(version).to_pyarrow_table().num_rows for version in among(versions, some)),
         },
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def _lake(folder: str, endpoint: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @contextmanager
-def ducklake(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Iterator[Ready]:
+def ducklake(folder: str, endpoint: str, rows: str, steps: str, every: str, some: str) -> Iterator[Ready]:
     """A DuckLake table."""
     sys.path.insert(0, str(LAKE))
     import duckdb  # noqa: PLC0415 - of another version than ours
@@ -203,13 +203,13 @@ def ducklake(folder: str, endpoint: str, rows: str, steps: str, every: str) -> I
                 "scan": lambda: asked("from lake.t"),
                 "filtered scan": lambda: asked(f"from lake.t where a < {BELOW}"),
                 "look-up": lambda: asked(f"from lake.t where k in ({', '.join(map(str, looked_up(count)))})"),
-                "versions": lambda: asked(*(f"from lake.t at (version => {version})" for version in some(versions))),
+                "versions": lambda: asked(*(f"from lake.t at (version => {one})" for one in among(versions, some))),
             },
         )  # fmt: skip
 
 
 @contextmanager
-def pyiceberg(folder: str, endpoint: str, rows: str, steps: str, every: str) -> Iterator[Ready]:
+def pyiceberg(folder: str, endpoint: str, rows: str, steps: str, every: str, some: str) -> Iterator[Ready]:
     """An Iceberg table."""
     import pyiceberg as peer  # noqa: PLC0415 - only its process needs it
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
@@ -260,6 +260,6 @@ def pyiceberg(folder: str, endpoint: str, rows: str, steps: str, every: str) -> 
             "scan": scanned,
             "filtered scan": lambda: scanned(row_filter=LessThan(term="a", value=BELOW)),
             "look-up": lambda: scanned(row_filter=In(term="k", literals=looked_up(count))),
-            "versions": lambda: scanned(*some(versions)),
+            "versions": lambda: scanned(*among(versions, some)),
         },
     )  # fmt: skip

@@ -28,7 +28,7 @@ from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
 from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
-from bench.life import life, life_s3
+from bench.life import life, life_s3, life_s3_postgres
 from bench.nested import nested
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
@@ -350,14 +350,17 @@ def test_requests_and_bytes_are_counted_by_bucket_and_kind() -> None:
 
 
 @pytest.mark.slow
-def test_a_life_on_s3_has_the_requests_of_changes_upkeep_and_reads_apart() -> None:
-    figures = {(line.peer_name, line.name, line.unit): line for line in life_s3(True)}
-    for peer in ("deltalake", "ducklake"):
-        parts = [figures[peer, f"life-s3: {kind}", "requests"] for kind in ("load", "upserts", "upkeep")]
-        whole = figures[peer, "life-s3: all changes", "requests"]
+@pytest.mark.parametrize(("measure", "peers"), [(life_s3, ["deltalake", "ducklake"]), (life_s3_postgres, ["ducklake"])])
+def test_a_life_on_s3_has_the_requests_of_changes_upkeep_and_reads_apart(
+    measure: Callable[[bool], list[Figure]], peers: list[str]
+) -> None:
+    figures = {(line.peer_name, line.name.partition(": ")[2], line.unit): line for line in measure(True)}
+    for peer in peers:
+        parts = [figures[peer, kind, "requests"] for kind in ("load", "upserts", "upkeep")]
+        whole = figures[peer, "all changes", "requests"]
         assert (whole.ours, whole.peer) == (sum(part.ours for part in parts), sum(part.peer for part in parts))
         for kind in ("scan before upkeep", "scan", "filtered scan", "look-up", "versions", "warm scan"):
-            assert figures[peer, f"life-s3: {kind}", "ms"].ours > 0
-            assert "GET" in figures[peer, f"life-s3: {kind}", "requests"].note.partition(" | ")[0]
-        assert figures[peer, "life-s3: scan", "requests"].peer > 0
-        assert 0 < figures[peer, "life-s3: stored", "MiB"].ours < figures[peer, "life-s3: stored", "MiB"].peer
+            assert figures[peer, kind, "ms"].ours > 0
+            assert "GET" in figures[peer, kind, "requests"].note.partition(" | ")[0]
+        assert figures[peer, "scan", "requests"].peer > 0
+        assert 0 < figures[peer, "stored", "MiB"].ours < figures[peer, "stored", "MiB"].peer
