@@ -1,303 +1,262 @@
 """A table after a life of changes: reads of it, as it is and as it was, beside deltalake, DuckLake and pyiceberg.
 
 A load, then upserts of 1,000 keys (a third of them new, the others by Zipf), a delete of some keys after each tenth,
-and each side's maintenance after each fiftieth; all history is kept. Then whole scans, filtered scans, look-ups, scans
-as of 20 earlier versions, and the changes between two. Each side opens its table again for each read (once for all the
-versions), on the local disk. A cold scan is one after the system has forgotten what it read of files, which takes root.
+and each side's upkeep, twice or more; all history is kept. Then whole scans, filtered scans, look-ups, scans as of
+earlier versions, and the changes between two; and a whole scan just before the first upkeep. Each side is in a process
+of its own, and opens its table again for each read (once for all the versions). Only a warm scan is by a handle that
+has scanned before.
+
+On the local disk a cold scan is one after the system has forgotten what it read of files, which takes root. On S3
+(`life_s3`) the data of all sides is in one server, which counts the requests and bytes of each, and answers each
+request 20 ms late. Ours and deltalake commit by conditional PUTs and have nothing but the bucket; DuckLake's catalog is
+a DuckDB file on the local disk, which asks for no requests. `life_s3_postgres` has our Consensus in a database too.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.figures import Figure, beside, timed
-from bench.merges import LAKE, MIB, install_ducklake
+import persist_lib as persist
+from bench.counted import CountedServer, Traffic
+from bench.figures import Figure, beside
+from bench.life_peers import BELOW, among, loads, looked_up, stretches
+from bench.merges import install_ducklake
 from bench.peer import Peer, Ready
+from persist_lib.testing.servers import PostgresServer, use_test_credentials
 
-FULL, LONG, FEW, QUICK = (1_000_000, 100), (2_000_000, 500), (1_000_000, 20), (50_000, 20)
-KEYS, NEW, DELETED = 1_000, 333, 100
-DELETES, MAINTAINS = 10, 50
-VERSIONS = 20
-ROUNDS = 5
-BELOW = 10_000
+
+class Size(NamedTuple):
+    """Rows of the load, upserts after it, after how many of them there is upkeep; earlier versions, rounds of reads."""
+
+    rows: int
+    steps: int
+    every: int
+    versions: int = 20
+    rounds: int = 5
+
+
+FULL, LONG, FEW = Size(1_000_000, 100, 50), Size(2_000_000, 500, 50), Size(1_000_000, 20, 10)
+QUICK, S3, S3_QUICK = Size(10_000, 10, 5, 10, 1), Size(200_000, 50, 25, 5, 1), Size(5_000, 4, 2, 2, 1)
 READS = ("scan", "filtered scan", "look-up", "versions")
 PEERS = {"deltalake": (*READS, "changes"), "ducklake": READS}
 """What is asked of each. DuckLake's `table_changes` over 25 of 100 changes to 1 M rows waited without end or work."""
+LIFE = ("load", "upserts", "upkeep")
+MOST = {"scan before upkeep": 1.2, "scan": 1.0, "versions": 1.0}
+"""How many times as long as any peer these may take."""
 CACHES = Path("/proc/sys/vm/drop_caches")
 
 
-def table_of(keys: np.ndarray, step: int) -> pa.Table:
-    """Rows for these keys, other ones in each step."""
-    notes = np.char.add("note ", ((keys * 104_729 + step) % 1_000_003).astype(str))
-    return pa.table({"k": keys, "a": (keys * 7919 + step) % 100_000, "b": pa.array(notes)})
-
-
-def loads(rows: int) -> Iterator[pa.Table]:
-    """The rows that are there before the first change."""
-    return (table_of(np.arange(start, min(start + MIB, rows)), 0) for start in range(0, rows, MIB))
-
-
-def changes(rows: int, step: int) -> tuple[pa.Table, np.ndarray]:
-    """What one step upserts, and the keys that it deletes then."""
-    random, there = np.random.default_rng(step), rows + (step - 1) * NEW
-    by_zipf = random.zipf(1.2, 4 * KEYS) * 7_919 % there
-    old = np.unique(np.concatenate([by_zipf, random.choice(there, KEYS, replace=False)])[: KEYS * 2])
-    chosen = np.sort(random.choice(old, KEYS - NEW, replace=False))
-    deleted = random.choice(there, DELETED, replace=False) if step % DELETES == 0 else np.empty(0, np.int64)
-    return table_of(np.concatenate([chosen, np.arange(there, there + NEW)]), step), np.sort(deleted)
-
-
-def looked_up(rows: int) -> list[int]:
-    """The keys of a look-up."""
-    return [int(key) for key in np.random.default_rng(0).choice(rows, 3, replace=False)]
-
-
 def life(quick: bool) -> list[Figure]:
-    """Seconds of each kind of read beside each peer."""
-    return _life(*(QUICK if quick else FULL))
+    """Seconds of changes, upkeep and each kind of read beside each peer, and what is stored."""
+    return _life("life", QUICK if quick else FULL)
 
 
 def life_long(quick: bool) -> list[Figure]:
     """The same of a longer life."""
-    return _life(*(QUICK if quick else LONG))
+    return _life("life-long", QUICK if quick else LONG)
 
 
 def life_pyiceberg(quick: bool) -> list[Figure]:
     """The same of a shorter life beside pyiceberg, whose upserts take seconds, and which reads no changes."""
-    return _life(*(QUICK if quick else FEW), peers={"pyiceberg": READS})
+    return _life("life-pyiceberg", QUICK if quick else FEW, {"pyiceberg": READS})
 
 
-def _life(rows: int, steps: int, peers: Mapping[str, Sequence[str]] = PEERS) -> list[Figure]:
+def life_s3(quick: bool) -> list[Figure]:
+    """The same on S3, with requests, bytes and dollars."""
+    use_test_credentials()
+    with CountedServer() as server:
+        return _life("life-s3", S3_QUICK if quick else S3, server=server)
+
+
+def life_s3_postgres(quick: bool) -> list[Figure]:
+    """The same with our Consensus on PostgreSQL, beside DuckLake, whose catalog is in a database too."""
+    use_test_credentials()
+    with CountedServer() as server, PostgresServer() as database:
+        return _life("life-s3-postgres", S3_QUICK if quick else S3, {"ducklake": READS}, server, database.url)
+
+
+class Side:
+    """Ours or a peer: carries out its calls, and keeps what each of them took."""
+
+    def __init__(self, peer: Peer, name: str, folder: Path, server: CountedServer | None) -> None:
+        self.peer, self.name, self._folder, self._server = peer, name, folder, server
+        self.spent: dict[str, list[tuple[float, Traffic]]] = {}
+
+    def run(self, call: str) -> float:
+        """The seconds of a call."""
+        found: list[float] = []
+        traffic = Traffic()
+        if self._server:
+            traffic = self._server.during(self.name, lambda: found.extend(self.peer.run(call=call)))
+        else:
+            found += self.peer.run(call=call)
+        self.spent.setdefault(call, []).append((found[0], traffic))
+        return found[0]
+
+    def all(self, *calls: str) -> tuple[float, Traffic]:
+        """What all of these calls took together."""
+        spent = [one for call in calls for one in self.spent[call]]
+        return sum(seconds for seconds, _ in spent), sum((traffic for _, traffic in spent), Traffic())
+
+    def mib(self) -> float:
+        """What is stored, in files and objects."""
+        files = sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+        return (files + (self._server.stored(self.name) if self._server else 0)) / 2**20
+
+
+@contextmanager
+def _side(name: str, folder: Path, size: Size, server: CountedServer | None, consensus: str) -> Iterator[Side]:
+    folder.mkdir()
+    if server:
+        server.make_bucket(name)
+    start, *more = ("bench.life:ours", consensus) if name == "ours" else (f"bench.life_peers:{name}",)
+    with Peer(start, folder, server.url if server else "", *size[:4], *more) as peer:
+        yield Side(peer, name, folder, server)
+
+
+def _life(
+    name: str,
+    size: Size,
+    peers: Mapping[str, Sequence[str]] = PEERS,
+    server: CountedServer | None = None,
+    consensus: str = "",
+) -> list[Figure]:
     install_ducklake()
-    found: list[Figure] = []
-    with TemporaryDirectory(prefix="persist-life-") as folder:
-        calls = ours(folder, rows, steps)
-        live = timed(calls["live"])
-        for peer, reads in peers.items():
-            with Peer(f"bench.life:{peer}", folder, rows, steps) as other:
-                note = f"{rows:,} rows, then {steps} upserts"
-                theirs = other.run(call="live")[0]
-                found.append(Figure("life: all changes", live, theirs, "s", peer, note=note, settings=other.settings))
-                if (have := calls["scan"]()) != other.ask("scan"):
-                    raise SystemExit(f"{peer} has {other.answer} rows, not {have}")
-                for read in reads:
-                    mine, its = beside(partial(timed, calls[read]), partial(_once, other, read), ROUNDS)
-                    most = 1.2 if (peer, read) == ("deltalake", "scan") else None
-                    found.append(Figure(f"life: {read}", mine * 1e3, its * 1e3, "ms", peer, at_most=most))
-                if os.access(CACHES, os.W_OK):
-                    mine, its = beside(
-                        partial(_cold, partial(timed, calls["scan"])),
-                        partial(_cold, partial(_once, other, "scan")),
-                        ROUNDS,
-                    )
-                    found.append(Figure("life: cold scan", mine * 1e3, its * 1e3, "ms", peer))
-    return found
+    with TemporaryDirectory(prefix="persist-life-") as folder, ExitStack() as stack:
+        sides = [
+            stack.enter_context(_side(side, Path(folder, side), size, server, consensus)) for side in ("ours", *peers)
+        ]
+        both = [Both(name, size, sides[0], other) for other in sides[1:]]
+        for side in sides:
+            side.run("load")
+            side.run("upserts")
+        for pair in both:
+            pair.read("scan before upkeep", "scan")
+        for side in sides:
+            side.run("upkeep")
+            for _ in range(size.every, size.steps, size.every):
+                side.run("upserts")
+                side.run("upkeep")
+        for pair in both:
+            for read in peers[pair.other.name]:
+                pair.read(read, read)
+            if server is None and os.access(CACHES, os.W_OK):
+                pair.read("cold scan", "scan", before=_forget)
+            pair.read("warm scan", "warm scan")
+        return [line for pair in both for line in (*pair.changes(), *pair.reads, pair.stored())]
 
 
-def _cold(read: Callable[[], float]) -> float:
-    """The seconds of a read, of which the system has nothing in memory."""
+class Both:
+    """Ours beside a peer."""
+
+    def __init__(self, name: str, size: Size, ours: Side, other: Side) -> None:
+        self.ours, self.other = ours, other
+        self._name, self._size = name, size
+        self.reads: list[Figure] = []
+
+    def read(self, kind: str, call: str, before: Callable[[], object] = int) -> None:
+        """A read by both, by turns, and the traffic of the last one. Both have to find as many rows."""
+
+        def once(side: Side) -> float:
+            before()
+            return side.run(call)
+
+        mine, its = beside(partial(once, self.ours), partial(once, self.other), self._size.rounds)
+        rows = self.ours.peer.answer, self.other.peer.answer
+        if "scan" in call and rows[0] != rows[1]:
+            raise SystemExit(f"a {kind} of {self.other.name} has {rows[1]} rows, not {rows[0]}")
+        traffic = (side.spent[call][-1][1] for side in (self.ours, self.other))
+        self.reads.append(self._line(kind, mine * 1e3, its * 1e3, "ms", at_most=MOST.get(kind)))
+        self.reads += self._traffic(kind, *traffic)
+
+    def changes(self) -> Iterator[Figure]:
+        """What the changes and the upkeep took."""
+        parts = {"load": ("load",), "upserts": ("upserts",), "upkeep": ("upkeep",), "all changes": LIFE}
+        for kind, calls in parts.items():
+            note = f"{self._size.rows:,} rows, then {self._size.steps} upserts" if kind == "load" else ""
+            (mine, my_traffic), (its, its_traffic) = self.ours.all(*calls), self.other.all(*calls)
+            yield self._line(kind, mine, its, "s", note=note)
+            yield from self._traffic(kind, my_traffic, its_traffic)
+
+    def stored(self) -> Figure:
+        """What is stored at the end."""
+        return self._line("stored", self.ours.mib(), self.other.mib(), "MiB")
+
+    def _traffic(self, kind: str, mine: Traffic, its: Traffic) -> Iterator[Figure]:
+        if mine.requests:
+            yield self._line(kind, mine.requests.total(), its.requests.total(), "requests", note=f"{mine} | {its}")
+
+    def _line(self, kind: str, mine: float, its: float, unit: str, **words: Any) -> Figure:
+        peer = self.other
+        return Figure(f"{self._name}: {kind}", mine, its, unit, peer.name, settings=peer.peer.settings, **words)
+
+
+def _forget() -> None:
+    """Let the system forget what it has read of files."""
     os.sync()
     CACHES.write_text("1")
-    return read()
 
 
-def ours(folder: str, rows: int, steps: int) -> dict[str, Callable[[], object]]:
-    """What is measured of ours."""
-    import persist_lib as persist  # noqa: PLC0415 - the peers do not load it
+@contextmanager
+def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: str, consensus: str) -> Iterator[Ready]:
+    """A shard. Without a Consensus of its own, it is on the disk, or in the bucket too."""
+    kinds, url = persist.Schema({"k": "int64"}, {"a": "int64", "b": "string"}), f"file:{folder}"
+    if endpoint:
+        url = f"{'s3' if consensus else 's3+cas'}://ours/life?endpoint={endpoint}&path_style=true"
+    connect = partial(persist.open, url, consensus or None)
+    left, count, ends = stretches(rows, steps, every), int(rows), list[int]()
 
-    url, kinds = f"file:{folder}/ours", persist.Schema({"k": "int64"}, {"a": "int64", "b": "string"})
+    def load() -> None:
+        with connect() as client, client.open_writer("t", kinds) as write:
+            write.compare_and_append(loads(count), 0, 1)
 
-    def live() -> None:
-        with persist.open(url) as client, client.open_writer("t", kinds) as write:
-            write.compare_and_append(loads(rows), 0, 1)
-            for step in range(1, steps + 1):
-                table, deleted = changes(rows, step)
+    def upserts() -> None:
+        with connect() as client, client.open_writer("t", kinds) as write:
+            for table, deleted in next(left):
                 ends.append(write.upsert(table).time or 0)
                 if deleted.size:
                     write.delete(pa.table({"k": deleted}))
-                if step % MAINTAINS == 0:
-                    client.maintain("t")
+
+    def upkeep() -> None:
+        with connect() as client:
+            client.maintain("t")
 
     def scans(*asked: dict[str, Any]) -> int:
         found = 0
-        with persist.open(url) as client, client.open_reader("t") as read:
+        with connect() as client, client.open_reader("t") as read:
             for words in asked:
                 with read.snapshot(**words) as snapshot:
                     found += snapshot.to_arrow().num_rows
         return found
 
     def between() -> int:
-        start, end = ends[steps // 4], ends[steps // 2]
-        with persist.open(url) as client, client.open_reader("t") as read, read.changes(start, end) as found:
+        start, end = ends[len(ends) // 4], ends[len(ends) // 2]
+        with connect() as client, client.open_reader("t") as read, read.changes(start, end) as found:
             return found.to_arrow().num_rows
 
-    ends: list[int] = []
-    return {
-        "live": live, "scan": lambda: scans({}), "changes": between,
-        "filtered scan": lambda: scans({"filter": pc.field("a") < BELOW}),
-        "look-up": lambda: scans({"keys": pa.table({"k": looked_up(rows)})}),
-        "versions": lambda: scans(*({"as_of": ends[at]} for at in _some(steps))),
-    }  # fmt: skip
+    with ExitStack() as stack:
+        open_: list[Any] = []
 
+        def warm() -> int:
+            if not open_:
+                client = stack.enter_context(connect())
+                open_.append(stack.enter_context(client.open_reader("t")))
+            with open_[0].snapshot() as snapshot:
+                return int(snapshot.to_arrow().num_rows)
 
-def _once(peer: Peer, call: str) -> float:
-    return peer.run(call=call)[0]
-
-
-def _some(steps: int) -> list[int]:
-    return [steps * at // VERSIONS for at in range(VERSIONS)]
-
-
-@contextmanager
-def deltalake(folder: str, rows: str, steps: str) -> Iterator[Ready]:
-    """A Delta table."""
-    import deltalake as peer  # noqa: PLC0415 - only its process needs it
-
-    place, count, last = f"{folder}/delta", int(rows), int(steps)
-    versions: list[int] = []
-
-    def opened(version: int | None = None) -> peer.DeltaTable:
-        return peer.DeltaTable(place, version=version)
-
-    def live() -> None:
-        said = {"delta.enableChangeDataFeed": "true"}
-        for table in loads(count):
-            peer.write_deltalake(place, table, mode="append", configuration=said)
-        table = opened()
-        for step in range(1, last + 1):
-            source, deleted = changes(count, step)
-            merging = table.merge(source, predicate="t.k = s.k", source_alias="s", target_alias="t")
-            merging.when_matched_update_all().when_not_matched_insert_all().execute()
-            versions.append(table.version())
-            if deleted.size:
-                table.delete(f"k in ({', '.join(map(str, deleted))})")
-            if step % MAINTAINS == 0:
-                table.optimize.compact()
-
-    def between() -> int:
-        start, end = versions[last // 4] + 1, versions[last // 2]
-        return len(pa.table(opened().load_cdf(starting_version=start, ending_version=end)))
-
-    yield Ready(
-        f"deltalake {peer.__version__}, its defaults but for the change data feed, all cores; maintenance is "
-        "optimize.compact",
-        {
-            "live": live, "changes": between,
-            "scan": lambda: opened().to_pyarrow_table().num_rows,
-            "filtered scan": lambda: opened().to_pyarrow_dataset().to_table(filter=pc.field("a") < BELOW).num_rows,
-            "look-up": lambda: opened().to_pyarrow_table(filters=[("k", "in", looked_up(count))]).num_rows,
-            "versions": lambda: sum(opened(versions[at]).to_pyarrow_table().num_rows for at in _some(last)),
-        },
-    )  # fmt: skip
-
-
-@contextmanager
-def ducklake(folder: str, rows: str, steps: str) -> Iterator[Ready]:
-    """A DuckLake table."""
-    sys.path.insert(0, str(LAKE))
-    import duckdb  # noqa: PLC0415 - of another version than ours
-
-    place, count, last = Path(folder, "ducklake"), int(rows), int(steps)
-    (place / "data").mkdir(parents=True)
-    (extension,) = (LAKE / "duckdb_extension_ducklake").rglob("*.duckdb_extension")
-    versions: list[int] = []
-
-    @contextmanager
-    def opened() -> Iterator[duckdb.DuckDBPyConnection]:
-        with duckdb.connect() as connection:
-            connection.execute(f"load '{extension}'")
-            connection.execute(f"attach 'ducklake:{place}/catalog.ducklake' as lake (data_path '{place}/data/')")
-            yield connection
-
-    def asked(*queries: str) -> int:
-        with opened() as connection:
-            tables: list[pa.Table] = [connection.execute(query).to_arrow_table() for query in queries]
-        return sum(len(table) for table in tables)
-
-    def live() -> None:
-        with opened() as connection:
-            connection.execute("create table lake.t (k bigint, a bigint, b varchar)")
-            for source in loads(count):
-                connection.register("source", source)
-                connection.execute("insert into lake.t select * from source")
-            for step in range(1, last + 1):
-                source, deleted = changes(count, step)
-                connection.register("source", source)
-                connection.execute(
-                    "merge into lake.t t using source s on t.k = s.k when matched then update set a = s.a, b = s.b "
-                    "when not matched then insert values (s.k, s.a, s.b)"
-                )
-                [(version,)] = connection.execute("select max(snapshot_id) from lake.snapshots()").fetchall()
-                versions.append(version)
-                if deleted.size:
-                    connection.execute("delete from lake.t where list_contains(?, k)", [deleted.tolist()])
-                if step % MAINTAINS == 0:
-                    connection.execute("call ducklake_merge_adjacent_files('lake')")
-
-    yield Ready(
-        f"DuckLake of duckdb {duckdb.__version__}, its defaults, all cores, catalog in a DuckDB file; maintenance is "
-        "ducklake_merge_adjacent_files",
-        {
-            "live": live,
-            "scan": lambda: asked("from lake.t"),
-            "filtered scan": lambda: asked(f"from lake.t where a < {BELOW}"),
-            "look-up": lambda: asked(f"from lake.t where k in ({', '.join(map(str, looked_up(count)))})"),
-            "versions": lambda: asked(*(f"from lake.t at (version => {versions[at]})" for at in _some(last))),
-        },
-    )  # fmt: skip
-
-
-@contextmanager
-def pyiceberg(folder: str, rows: str, steps: str) -> Iterator[Ready]:
-    """An Iceberg table."""
-    import pyiceberg as peer  # noqa: PLC0415 - only its process needs it
-    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
-    from pyiceberg.expressions import In, LessThan  # noqa: PLC0415
-    from pyiceberg.table import Table  # noqa: PLC0415
-
-    place, count, last = Path(folder, "iceberg"), int(rows), int(steps)
-    place.mkdir()
-    versions: list[int] = []
-
-    def opened() -> Table:
-        catalog = SqlCatalog("bench", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}")
-        catalog.create_namespace_if_not_exists("bench")
-        return catalog.create_table_if_not_exists("bench.t", schema=table_of(np.arange(1), 0).schema)
-
-    def live() -> None:
-        table = opened()
-        for source in loads(count):
-            table.append(source)
-        for step in range(1, last + 1):
-            source, deleted = changes(count, step)
-            table.upsert(source, join_cols=["k"])
-            versions.append(table.metadata.current_snapshot_id or 0)
-            if deleted.size:
-                table.delete(In(term="k", literals=deleted.tolist()))
-
-    def scanned(*found: int, **words: Any) -> int:
-        table = opened()
-        return sum(table.scan(snapshot_id=version, **words).to_arrow().num_rows for version in found or [None])
-
-    yield Ready(
-        f"pyiceberg {peer.__version__}, its defaults (copy on write), SQL catalog on SQLite; it has no maintenance "
-        "that rewrites data",
-        {
-            "live": live,
-            "scan": scanned,
-            "filtered scan": lambda: scanned(row_filter=LessThan(term="a", value=BELOW)),
-            "look-up": lambda: scanned(row_filter=In(term="k", literals=looked_up(count))),
-            "versions": lambda: scanned(*(versions[at] for at in _some(last))),
-        },
-    )
+        yield Ready("its defaults", {
+            "load": load, "upserts": upserts, "upkeep": upkeep, "changes": between, "warm scan": warm,
+            "scan": lambda: scans({}),
+            "filtered scan": lambda: scans({"filter": pc.field("a") < BELOW}),
+            "look-up": lambda: scans({"keys": pa.table({"k": looked_up(count)})}),
+            "versions": lambda: scans(*({"as_of": end} for end in among(ends, some))),
+        })  # fmt: skip

@@ -68,8 +68,8 @@ def delta(folder: str, rows: str) -> Iterator[Ready]:
 
 
 def install_ducklake() -> None:
-    """Put DuckLake and its DuckDB into `LAKE`, unless they are there."""
-    if not (LAKE / "duckdb_extension_ducklake").is_dir():
+    """Put DuckLake, its DuckDB, and what that needs for S3 into `LAKE`, unless they are there."""
+    if not all((LAKE / f"duckdb_extension_{name}").is_dir() for name in ("ducklake", "httpfs")):
         uv = Path(sys.executable).with_name("uv")
         words = [
             "pip",

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,11 +22,13 @@ import bench.kernel
 from bench.__main__ import BENCHMARKS
 from bench.append import added, bulk_append, small_append
 from bench.cost import Log, cost, kind_of
+from bench.counted import CountedServer, Traffic
 from bench.events import events
 from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
 from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
+from bench.life import life, life_s3, life_s3_postgres
 from bench.nested import nested
 from bench.peer import Peer
 from bench.postgres import contention, postgres_append
@@ -42,6 +46,7 @@ from bench.tables import tables
 from bench.upsert import upsert
 from bench.workers import Usage, below, used
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.testing.servers import use_test_credentials
 
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
@@ -103,7 +108,7 @@ def test_a_benchmark_is_run_by_name_and_an_unknown_one_is_named() -> None:
     [
         small_append, bulk_append, snapshot, kernel, kernel_100m, postgres_append, read_uncompacted, read_history,
         maintain_small, nested, survey, upsert, tables, streams, imports, postgres_lag,
-        events, push, server, publish,
+        events, push, server, publish, life,
     ],
 )  # fmt: skip
 def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figure]]) -> None:
@@ -172,7 +177,7 @@ def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_p
     assert rows == 5
 
 
-@pytest.mark.parametrize("name", ["bare", "duck", "lake", "merges", "nested_peers", "spark_peer"])
+@pytest.mark.parametrize("name", ["bare", "duck", "lake", "life_peers", "merges", "nested_peers", "spark_peer"])
 def test_no_peer_imports_anything_of_ours(name: str) -> None:
     """Not our memory pools, not our threads, not our session."""
     program = (
@@ -320,3 +325,42 @@ def test_only_what_the_log_gained_is_counted(tmp_path: Path) -> None:
             log.write(line * 2 + line.replace("HEAD", "PUT"))
 
     assert Log(path).during(more)._asdict() == {"put": 1, "get": 2, "list": 0, "delete": 0}
+
+
+def test_requests_and_bytes_are_counted_by_bucket_and_kind() -> None:
+    use_test_credentials()
+    with CountedServer() as server:
+        server.make_bucket("one")
+        server.make_bucket("other")
+        s3 = boto3.client("s3", endpoint_url=server.url)
+
+        def all_kinds() -> None:
+            s3.put_object(Bucket="one", Key="k", Body=b"x" * 1_000)
+            s3.put_object(Bucket="other", Key="k", Body=b"x" * 50)
+            s3.get_object(Bucket="one", Key="k")["Body"].read()
+            s3.head_object(Bucket="one", Key="k")
+
+        found = server.during("one", all_kinds)
+        assert found == Traffic(Counter(put=1, get=1, head=1), received=1_000, sent=1_000)
+        assert found.dollars == pytest.approx(5e-6 + 2 * 4e-7)
+        assert server.during("other", all_kinds) == Traffic(Counter(put=1), received=50)
+        assert server.stored("one") == 1_000
+        assert server.during("one", lambda: s3.list_objects_v2(Bucket="one")).requests == Counter(list=1)
+        assert server.during("one", lambda: s3.delete_object(Bucket="one", Key="k")).requests == Counter(delete=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("measure", "peers"), [(life_s3, ["deltalake", "ducklake"]), (life_s3_postgres, ["ducklake"])])
+def test_a_life_on_s3_has_the_requests_of_changes_upkeep_and_reads_apart(
+    measure: Callable[[bool], list[Figure]], peers: list[str]
+) -> None:
+    figures = {(line.peer_name, line.name.partition(": ")[2], line.unit): line for line in measure(True)}
+    for peer in peers:
+        parts = [figures[peer, kind, "requests"] for kind in ("load", "upserts", "upkeep")]
+        whole = figures[peer, "all changes", "requests"]
+        assert (whole.ours, whole.peer) == (sum(part.ours for part in parts), sum(part.peer for part in parts))
+        for kind in ("scan before upkeep", "scan", "filtered scan", "look-up", "versions", "warm scan"):
+            assert figures[peer, kind, "ms"].ours > 0
+            assert "GET" in figures[peer, kind, "requests"].note.partition(" | ")[0]
+        assert figures[peer, "scan", "requests"].peer > 0
+        assert 0 < figures[peer, "stored", "MiB"].ours < figures[peer, "stored", "MiB"].peer
