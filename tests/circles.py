@@ -53,10 +53,8 @@ class Sample:
 
 
 NIGHTLY: Mapping[str, str] = {
-    "tests/docs/test_site.py": "test_reference_pages.py; `make docs`, in the same night",
     "tests/integration/test_compaction_at_size.py": "rounds are bounded, in tests/unit/maintain",
     "tests/integration/test_demo.py::test_the_demo_shows_everything_and_ends_well[demo-s3": "on files, beside it",
-    "tests/integration/test_demo.py::test_an_interrupted": "servers are gone when their starter is, in test_servers.py",
     "tests/integration/test_fleet.py": "test_repair.py; newer formats, in tests/unit/format and unit/server",
     "tests/integration/test_git_history.py::test_a_long_history_is_ingested_in_minutes": "shorter ones beside it",
     "tests/integration/test_kafka_brokers.py": "test_kafka_broker.py: one that is killed, and one that lost its log; "
@@ -64,7 +62,6 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/test_kafka_registry.py": "unit/sources/test_schema_registry.py: a server of the protocol",
     "tests/integration/test_left_alone.py": "test_compaction_at_size.py: rounds; test_maintenance_run.py: one run",
     "tests/integration/test_published_on_spark.py": "test_published_tables.py: other engines",
-    "tests/integration/test_request_counts.py::test_on_s3_alone_the_heads": "pages of four, in test_s3_cas.py",
     "tests/spark/test_dbt.py": "test_sql_catalog.py: the statements that it makes",
     "tests/wheels/test_shop.py::test_its_tests_on_spark": "its other tests, beside it; tests/spark",
     "tests/wheels/test_shop.py::test_the_processes": "its tests, and what its files say; test_dev_loading.py",
@@ -76,10 +73,8 @@ NIGHTLY: Mapping[str, str] = {
     "tests/unit/catalog/test_promoting.py::test_whoever_dies_while_a_table_joins_loses_nothing[S3": "in memory",
     "tests/unit/sources/test_running.py::test_a_source_on_s3_alone": "deaths between two appends, beside it",
     "tests/unit/sources/test_kafka.py::test_a_million": "a million records of Avro and of files",
-    "tests/orchestration/test_backfill_from_the_ui.py::test_a_backfill": "test_definitions.py: backfills are one run",
-    "tests/orchestration/test_dev_loading.py::test_two_locations": "test_mounting.py, test_definitions.py",
     "tests/orchestration/test_dev_pages.py": "test_passes.py, test_definitions.py; `make ui`, where a browser is",
-    "tests/orchestration/test_dev_steering.py": "test_plans.py, test_collections.py, test_alerts.py, without a daemon",
+    "tests/orchestration/test_dev_steering.py": "test_spreading.py: which runs are in the pool",
     "tests/orchestration/test_dev_sensors.py": "test_sensors_and_schedules.py, without a daemon; `make dev` ticks",
     "tests/properties/test_library_model.py::TestOnServers": "in memory and on files, beside it; kills on servers",
     "tests/spark/test_ingest_everywhere.py": "test_ingest_on_spark.py; reads and writes everywhere; a killed sink",
@@ -92,11 +87,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/spark/test_standalone_cluster.py": "test_reads_everywhere.py, on a cluster; test_compaction_on_spark.py",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",
     "tests/spark/test_writes_everywhere.py": "test_writes.py and test_collections_on_spark.py; reads everywhere",
-    "tests/bench/test_bench.py::test_every_contender": "`make bench`, in the same night; the other phases, a sample",
-    "tests/bench/test_bench.py::test_files_are_ingested": "`make bench`, in the same night; the other phases, a sample",
-    "tests/bench/test_bench.py::test_throughput_over": "`make bench`, in the same night; the other phases, a sample",
     "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
-    "tests/bench/test_bench.py::test_the_requests_of_every": "test_request_counts.py; `make bench`, in the same night",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
     "tests/hosts/test_partitions.py::test_nor_where_clocks": "right clocks; clocks of processes on files",
@@ -106,12 +97,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/torture/test_transfers.py::test_nor_is_it_on_postgresql": "on files; kills on PostgreSQL",
     "tests/spark/test_loads.py::test_the_program_is_killed": "dead instances in unit/sources/test_loading.py",
     "tests/wheels/test_extras.py::test_it_works_with_nothing_else_installed[persist-lib[spark": "other extras",
-    "tests/orchestration/test_dev_runs.py::test_a_run_that_is_cancelled_while_spark": "while it merges",
-    "tests/orchestration/test_dev_runs.py::test_an_asset_run_over_a_damaged": "damage, in test_passes.py",
     "tests/orchestration/test_sources.py::test_what_is_much_is_loaded_on_spark": "tests/spark/test_loads.py",
-    "tests/spark/test_rebuild_on_spark.py::test_a_correction_that_fails": "a rebuild that was killed",
-    "tests/spark/test_compare_on_spark.py::test_a_comparison_that_was_killed": "a rebuild that was killed",
-    "tests/spark/test_compaction_at_size_on_spark.py::test_one_key": "unit/maintain/test_compaction_at_size.py",
 }
 """The beginning of a test's id, and what holds its rule by day."""
 
