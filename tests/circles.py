@@ -53,6 +53,7 @@ class Sample:
 
 
 NIGHTLY: Mapping[str, str] = {
+    "tests/docs/test_site.py": "test_reference_pages.py; `make docs`, in the same night",
     "tests/integration/test_compaction_at_size.py": "rounds are bounded, in tests/unit/maintain",
     "tests/integration/test_demo.py::test_the_demo_shows_everything_and_ends_well[demo-s3": "on files, beside it",
     "tests/integration/test_fleet.py": "test_repair.py; newer formats, in tests/unit/format and unit/server",
