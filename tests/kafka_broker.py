@@ -174,7 +174,7 @@ class KafkaBroker(_Server):
 
     def kill(self) -> None:
         """End it at once, in the middle of whatever it does."""
-        self._running.end(SIGKILL)
+        self._end(SIGKILL)
 
     def create(
         self, topic: str, partitions: int, placed: Sequence[Sequence[int]] = (), **settings: object

@@ -21,17 +21,16 @@ import pytest
 import bench.kernel
 from bench.__main__ import BENCHMARKS
 from bench.append import added, bulk_append, small_append
-from bench.cost import Log, cost, kind_of
+from bench.cost import Log, kind_of
 from bench.counted import CountedServer, Traffic
 from bench.events import events
 from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
-from bench.ingest import ingest
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
 from bench.life import life, life_s3, life_s3_postgres
 from bench.nested import nested
 from bench.peer import Peer
-from bench.postgres import contention, postgres_append
+from bench.postgres import postgres_append
 from bench.postgres_lag import postgres_lag
 from bench.publish import publish
 from bench.push import push
@@ -39,7 +38,6 @@ from bench.reading import maintain_small, read_history, read_uncompacted
 from bench.server import server
 from bench.snapshot import snapshot
 from bench.spark import TASK_MIB, spark
-from bench.spark_sizes import NAME, SIZES_QUICK, TASKS, spark_sizes
 from bench.streams import streams
 from bench.survey import survey
 from bench.tables import tables
@@ -51,7 +49,7 @@ from persist_lib.testing.servers import use_test_credentials
 ROOT = Path(__file__).parents[2]
 BESIDE_OURSELVES = {
     "the flat one", "the table",
-    "the limit", "without it", "the 50th append on", "0.4 M updates", "an equal share", "one for each 128 transitions",
+    "the limit", "without it", "the 50th append on", "0.4 M updates",
     "a census of each shard", "import pyarrow", "import pyarrow, and 0.1 s",
     "plain appends, one after the other", "a plain append",
     "the slowest client", "its median", "ten appends", "one append", "one a table", "the same of a folder of files",
@@ -121,13 +119,6 @@ def test_every_benchmark_measures_both_sides(measure: Callable[[bool], list[Figu
 
 
 @pytest.mark.slow
-def test_files_are_ingested_beside_pyarrow_and_one_append() -> None:
-    figures = ingest(True)
-    assert [figure.name for figure in figures] == ["ingest-csv", "ingest-jsonl"]
-    assert all(figure.ours > 0 for figure in figures)
-
-
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
@@ -142,16 +133,6 @@ def test_spark_s_own_plan_runs_in_a_jvm_as_its_users_configure_it() -> None:
     assert tasks > 1
     assert float(figure.note.partition("the largest ")[2].split("x")[0]) < 1.5, "cut evenly"
     assert "spark.driver.memory=8g" in figure.settings
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_throughput_over_sizes_and_tasks_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERSIST_PICTURES", str(tmp_path))
-    figures = spark_sizes(True)
-    assert len(figures) == len(SIZES_QUICK) * len(TASKS)
-    assert all(figure.ours > 0 and figure.peer_name == "one task" for figure in figures)
-    assert (tmp_path / NAME).read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_processes_below_this_one_use_is_counted() -> None:
@@ -269,31 +250,6 @@ class Part:
         return self
 
     sums = said
-
-
-@pytest.mark.slow
-def test_every_contender_s_appends_are_counted_and_the_slowest_named() -> None:
-    figures = {figure.name: figure for figure in contention(True)}
-    for crowd in "contention-2", "contention-4":
-        assert figures[crowd].ours > 0
-        assert figures[crowd].peer > 0
-        assert figures[f"{crowd}-wait"].ours > 0
-        least = figures[f"{crowd}-least"]
-        assert 0 <= least.ours <= least.peer
-        rollups = figures[f"{crowd}-rollups"]
-        assert abs(rollups.ours - rollups.peer) <= 1 + rollups.peer / 4
-
-
-@pytest.mark.slow
-def test_the_requests_of_every_phase_are_counted_for_all_and_priced_alike() -> None:
-    figures = {(figure.name, figure.peer_name): figure for figure in cost(True)}
-    for peer in ("deltalake", "pyiceberg"):
-        ingest, dollars = figures["cost-ingest", peer], figures["cost", peer]
-        assert ingest.ours == 1_000  # a PUT an append, and nothing else (of a thousand updates each here)
-        assert ingest.peer >= 2_000
-        assert 0.005 < dollars.ours < dollars.peer
-        assert figures["cost-scan-after", peer].ours <= figures["cost-scan", peer].ours
-        assert peer in dollars.settings
 
 
 @pytest.mark.parametrize(

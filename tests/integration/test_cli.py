@@ -212,12 +212,6 @@ def test_listening_prints_updates_at_their_times_and_then_progress(sh: Shell):
     assert sum(update["_diff"] for line in lines for update in line.get("updates", [])) == 0
 
 
-ROWS: list[dict[str, Any]] = [
-    {"id": 1, "day": "2026-01-02", "raw": "/wA=", "price": "1.50", "note": "a,\"b\n", "at": "2026-01-02T03:04:05Z"},
-    {"id": 2, "day": None, "raw": None, "price": None, "note": "", "at": None},
-]  # fmt: skip
-
-
 def test_a_line_that_does_not_say_a_column_has_its_default(sh: Shell, tmp_path: Path) -> None:
     sh("create", "filled", "--key", "id:int64", "--value", "n:int64 default 9", "--value", "x:int64")
     (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 2, "n": null}\n{"id": 3, "x": 4, "n": 5}\n')
@@ -227,31 +221,6 @@ def test_a_line_that_does_not_say_a_column_has_its_default(sh: Shell, tmp_path: 
     assert sorted((row["id"], row["n"], row["x"]) for row in sh.rows("read", "filled")) == [
         (1, 9, None), (2, None, None), (3, 5, 4), (4, 9, None),
     ]  # fmt: skip
-
-
-def test_what_is_appended_from_a_file_reads_back_the_same_and_can_be_appended_again(tmp_path: Path):
-    sh = Shell(tmp_path / "data")
-    types = {
-        "day": "date32",
-        "raw": "binary",
-        "price": "decimal128(9, 2)",
-        "note": "string",
-        "at": "timestamp[us, UTC]",
-    }
-    with persist.open(f"file:{sh.root}") as client:
-        client.open_writer("things", persist.Schema(key={"id": "int64"}, value=types))
-    lines = tmp_path / "rows.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    done = sh.json("append", "things", lines, "--lower", 0, "--upper", 1)
-    assert (done["updates"], done["upper"]) == (2, [1])
-    found = sh.json("read", "things")["rows"]
-    assert found == ROWS
-    for upper, kind in enumerate(("jsonl", "parquet"), 2):
-        file = tmp_path / f"again.{kind}"
-        sh("read", "things", "--as-of", 0, "-f", kind, "-o", file)
-        sh("append", "things", file, "--lower", upper - 1, "--upper", upper)
-    assert sh.json("read", "things")["rows"] == [row for row in ROWS for _ in range(3)]
-    assert sh.json("read", "things", "--diff")["rows"] == [{**row, "_diff": 3} for row in ROWS]
 
 
 def test_rows_are_upserted_and_deleted_from_files_by_key(tmp_path: Path):
@@ -313,17 +282,6 @@ def test_an_upsert_or_delete_that_cannot_be_done_says_why_and_changes_nothing(tm
     told = json.loads(sh.run("append", "orders", file, "--lower", 1, "--upper", 2, "--json").stderr)
     assert "ConstraintViolated" in json.dumps(told)
     assert [row["state"] for row in sh.json("read", "orders")["rows"]] == ["new"]
-
-
-def test_csv_tells_null_from_empty_text_and_comes_back(tmp_path: Path):
-    sh = Shell(tmp_path / "data")
-    file, back = tmp_path / "a.csv", tmp_path / "b.csv"
-    file.write_text('id,note\n1,\n2,""\n3,"two\nlines"\n')
-    sh("append", "notes", file, "--lower", 0, "--upper", 1, "--create", "--key", "id")
-    assert [row["note"] for row in sh.json("read", "notes")["rows"]] == [None, "", "two\nlines"]
-    sh("read", "notes", "-f", "csv", "-o", back)
-    sh("append", "notes", back, "--lower", 1, "--upper", 2)
-    assert [row["_diff"] for row in sh.json("read", "notes", "--diff")["rows"]] == [2, 2, 2]
 
 
 def test_time_passes_without_a_file_and_a_shard_closes_at_the_end_of_all_times(sh: Shell):

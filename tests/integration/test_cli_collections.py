@@ -11,7 +11,6 @@ import pytest
 
 import persist_lib as persist
 from tests.integration.test_cli import Shell
-from tests.unit.cli.shells import run
 
 COLUMNS = ("--key", "id:int64 not null", "--value", "name:string", "--value", "cents:int64", "--times", "none")
 FIXES = """
@@ -94,22 +93,6 @@ def test_rows_come_from_files_and_from_standard_input(made: Shell, tmp_path: Pat
     assert contents(made, "orders", "--key", 71, "--columns", "id,cents") == {71: 8}
     assert "starts at [2], but upper is [6]" in made.fails(1, "append", "orders", row, "--lower", 2, "--upper", 6)
     assert made.run("append", "orders", "-", typed="").exit_code == 0
-
-
-def test_upsert_and_delete_count_keys(made: Shell, tmp_path: Path):
-    rows = jsonl(
-        tmp_path / "new.jsonl", {"id": 1, "name": "a", "cents": 10}, {"id": 2, "name": "b", "cents": 0},
-        {"id": 99, "name": "n", "cents": 1},
-    )  # fmt: skip
-    before = made.files()
-    found = made.json("upsert", "orders", rows, "--dry-run")
-    assert (found["inserted"], found["updated"], found["unchanged"], found["updates"]) == (1, 1, 1, 3)
-    assert contents(made).keys() == set(range(10))
-    assert {name for name in made.files() if "/part" in name} == {name for name in before if "/part" in name}
-    assert made("upsert", "orders", rows).startswith("orders: 1 inserted, 1 updated, 1 unchanged (3 updates) at time 1")
-    keys = jsonl(tmp_path / "keys.jsonl", {"id": 99}, {"id": 100})
-    assert "1 deleted" in made("delete", "orders", keys)
-    assert contents(made).keys() == set(range(10))
 
 
 def test_a_collection_of_identical_appends_asks_for_times(sh: Shell, tmp_path: Path):
@@ -359,29 +342,6 @@ def test_what_cannot_be_done_is_said_in_a_sentence(words: tuple[object, ...], sa
     assert says in json.loads(as_json.stderr)["message"]
 
 
-def test_times_may_be_moments(sh: Shell):
-    sh("create", "visits", "--key", "id:int64", "--times", "ms", "--mode", "compare_and_append",
-       "--retention", "7 days")  # fmt: skip
-    sh.run("append", "visits", "-", typed='{"id": 1}')
-    assert "7 d" in sh("describe", "visits")
-    found = sh.json("read", "visits")
-    assert found["times"] == "ms"
-    assert found["as_of"] > 1_700_000_000_000
-
-
-def test_names_are_completed(made: Shell):
-    made("create", "others", *COLUMNS, "--shards", 1)
-    words = f"persist --location file:{made.root} describe or"
-    place = str(len(words.split(" ")) - 1)
-    env = {"_PERSIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": place}
-    for _ in range(60):  # a shell does not wait for long, and this machine may be busy
-        done = run(cwd=made.root.parent, env=env)
-        assert done.stderr == ""
-        if done.stdout:
-            break
-    assert done.stdout.split() == ["orders"]
-
-
 def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
     with persist.open(f"file:{sh.root}") as client:
         client.open_writer("shard", persist.Schema({"id": "int64"}))
@@ -389,18 +349,6 @@ def test_tending_a_location_without_collections_is_nothing_to_do(sh: Shell):
     assert sh("maintain", "--only", "collections") == "collections: nothing to do\n"
     with persist.open(f"file:{sh.root}", read_only=True) as client:
         assert client.shards() == ["shard"], "no catalog was made"
-
-
-def test_sql_reads_collections_as_of_times(made: Shell, tmp_path: Path):
-    made("rename", "orders", "sales/orders")
-    made("upsert", "sales/orders", jsonl(tmp_path / "one.jsonl", {"id": 1, "name": "a", "cents": 999}))
-    assert made.json("sql", 'select sum(cents) as total from "sales/orders"')["rows"] == [{"total": 450 + 989}]
-    both = (
-        'select n.cents - o.cents as grew from "sales/orders" n join "sales/orders" as of 0 o using (id) where id = 1'
-    )
-    assert made.json("sql", both)["rows"] == [{"grew": 989}]
-    assert "describe" not in made.fails(1, "sql", "select * from nowhere")
-    assert [row["column_name"] for row in made.json("sql", 'describe "sales/orders"')["rows"]][:2] == ["id", "name"]
 
 
 def test_shards_with_minted_names_say_whose_they_are(made: Shell):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import signal
 import subprocess
@@ -247,39 +246,6 @@ def test_an_instance_ends_cleanly_when_it_is_told_to(sh: Fed):
     assert re.search(r"orders: 1 message, 0 errors, [0-9,]+/s, [0-9.]+ s behind", notes)
     (instance,) = sh.json("source", "show", "orders")["instances"]
     assert instance["state"] == "stopped"
-
-
-@pytest.mark.torture
-def test_two_processes_that_are_killed_at_random_moments_make_what_a_plain_loop_makes(sh: Fed):
-    """Two instances at once, killed ten times, while files grow; one of every hundred lines is garbage."""
-    sh.create("--envelope", "upsert", "--shards", 2)
-    dice = random.Random(11)
-    expected: dict[int, str] = {}
-    bad = 0
-    processes = [start(sh), start(sh)]
-    try:
-        for round_ in range(10):
-            for _ in range(30):
-                word = f"{round_}-{dice.random()}"
-                if dice.random() < 0.01:
-                    sh.write("a.jsonl", "garbage")
-                    bad += 1
-                else:
-                    id_ = dice.randrange(20)
-                    expected[id_] = word
-                    sh.write("a.jsonl", row(id_, word))
-                time.sleep(dice.random() * 0.05)
-            who = dice.randrange(2)
-            processes[who].kill()
-            processes[who].communicate()
-            processes[who] = start(sh)
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    sh("ingest", "orders", "--once")
-    assert {one["id"]: one["word"] for one in sh.contents()} == expected
-    assert len(sh.contents("orders/errors")) == bad
 
 
 def test_a_wrong_column_is_mended(sh: Fed):

@@ -276,15 +276,6 @@ def test_sql_reads_what_is_not_applied_yet_and_all_tables_at_one_time(bank: Shel
     assert len({one["as_of"] for one in found["tables"]}) == 1
 
 
-def test_a_table_is_dropped_by_name_and_a_dry_run_drops_nothing(bank: Shell):
-    assert "accounts would be dropped" in bank("drop", "accounts", "--dry-run")
-    assert bank("tables", "--names") == "accounts\nentries\n"
-    done = bank.run("drop", "accounts", typed="account\n")
-    assert (done.exit_code, "that is not 'accounts'" in done.stderr) == (2, True)
-    assert "accounts is dropped" in bank("drop", "accounts", "--yes")
-    assert bank("tables", "--names") == "entries\n"
-
-
 def test_formats_are_those_of_snapshots(bank: Shell, tmp_path: Path):
     assert bank("read", "accounts", "--format", "csv", "--columns", "cents").splitlines()[:2] == [
         '"cents"', "100",

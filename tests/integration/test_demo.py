@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -70,28 +68,3 @@ def test_the_demo_shows_everything_and_ends_well(
         assert endpoint is not None
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", int(endpoint[1])))
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_server_behind(tmp_path: Path, repo: Path, how: signal.Signals) -> None:
-    with subprocess.Popen(
-        command(tmp_path, repo, 20_000, "--servers"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    ) as demo:  # fmt: skip
-        assert demo.stdout is not None
-        for line in demo.stdout:
-            if "Reading 20 past times" in line:
-                break
-        running = started_by(demo.pid)
-        demo.send_signal(how)
-        said = demo.stdout.read()
-        assert demo.wait(60) == 130, said
-    assert len(running) >= 4  # two servers and their guards
-    deadline = time.monotonic() + 10
-    while (left := [pid for pid in running if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left
-
-
-def started_by(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -16,7 +16,6 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.core.formats import CREATED, NEWEST
-from persist_lib.testing import contents_of
 from tests import built
 from tests.conformance.stores import CONSENSUSES
 from tests.integration import fleet
@@ -124,6 +123,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
                 machine.process.kill()
 
 
+IDS = (
+    f"read = client.open_reader({SHARD!r}); upper = read.fetch_upper().time; "
+    "print('\\n'.join(row['id'] for row in read.snapshot(upper - 1).to_pylist()))"
+)
+
+
 def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, old: Path, new: Path) -> None:
     persist.open(place.url, place.consensus or None).close()
     machines = [place.start(old, "a"), place.start(old, "b")]
@@ -135,6 +140,8 @@ def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, 
         machines.append(place.start(new, prefix))
         machines[-1].gets_on()
     assert place.persist(old, "shard", "show", SHARD)["code"] == 0, "what new programs write, old ones still read"
+    for release in (new, old):
+        assert place.persist(release, "maintain", SHARD)["code"] == 0, "and maintain, as it was not told to move"
     (dry,) = place.persist(new, "shard", "upgrade", "--all", "--dry-run")["shards"]
     assert (dry["before"], dry["after"]) == (CREATED, NEWEST + 1)
     # One machine was forgotten, and appends with the old release.
@@ -156,10 +163,8 @@ def test_a_live_fleet_moves_to_the_next_format_machine_by_machine(place: Place, 
     maintained = place.persist(new, "maintain", SHARD)
     assert maintained["code"] == 0, maintained
     assert place.python(new, f"print(client.inspect({SHARD!r}).state.label)") == "x"
-    read = place.python(new, f"read = client.open_reader({SHARD!r}); upper = read.fetch_upper().time; "
-                        "print('\\n'.join(row['id'] for row in read.snapshot(upper - 1).to_pylist()))")  # fmt: skip
     acked = sorted(id_ for machine in [*machines, forgotten] for id_ in machine.acked)
-    there = sorted(read.split("\n"))
+    there = sorted(place.python(new, IDS).split("\n"))
     assert len(set(there)) == len(there), "each once"
     assert set(acked) <= set(there), "what was acknowledged is there"
     assert len(there) - len(acked) <= len(machines) + 1, "at most what was under way when its machine stopped"
@@ -185,30 +190,6 @@ def test_an_old_program_refuses_the_next_format_before_it_does_anything(place: P
     assert place.start(old, "b").said[-1][0] == "newer"
     assert place.everything() == before
     assert place.persist(new, "shard", "show", SHARD)["code"] == 0
-
-
-def test_the_new_release_reads_and_continues_what_the_old_one_wrote(place: Place, old: Path, new: Path) -> None:
-    persist.open(place.url, place.consensus or None).close()
-    machine = place.start(old, "a")
-    machine.gets_on(40)
-    assert machine.stop() == "stopped"
-    assert place.persist(old, "maintain", SHARD)["code"] == 0
-    later = place.start(new, "b")
-    later.gets_on(10)
-    assert later.stop() == "stopped"
-    assert place.persist(new, "maintain", SHARD)["code"] == 0
-    assert place.persist(old, "maintain", SHARD)["code"] == 0, "and the other way round, as it was not told to move"
-    with persist.open(place.url, place.consensus or None, read_only=True) as client:
-        read = client.open_reader(SHARD)
-        contents = contents_of(read.snapshot((read.fetch_upper().time or 0) - 1, diff=True).to_arrow())
-    assert {id_ for (id_,) in contents} >= {*machine.acked, *later.acked}
-    assert set(contents.values()) == {1}
-
-
-IDS = (
-    f"read = client.open_reader({SHARD!r}); upper = read.fetch_upper().time; "
-    "print('\\n'.join(row['id'] for row in read.snapshot(upper - 1).to_pylist()))"
-)
 
 
 def test_an_older_release_beside_columns_that_evolve(place: Place, before: Path, old: Path) -> None:

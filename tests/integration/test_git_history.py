@@ -68,16 +68,6 @@ def test_paths_of_any_bytes_are_kept_as_they_are(client: persist.Client, git: Gi
     assert set(ODD) < set(contents(client, len(ODD)))
 
 
-def test_a_rename_is_a_deletion_and_an_addition(client: persist.Client, git: Git) -> None:
-    git.write("old", "the same contents\n" * 50)
-    git.commit()
-    git.run("mv", "old", "new")
-    git.commit()
-    assert ingest_all(client, git).updates == 3
-    assert contents(client, 0)[b"old"] == contents(client, 1)[b"new"]
-    assert set(contents(client, 1)) == {b"new"}
-
-
 def test_deletions_modes_and_types_follow_git(client: persist.Client, git: Git) -> None:
     path = git.path / "thing"
     git.write("thing", "a file")
@@ -104,15 +94,6 @@ def test_deletions_modes_and_types_follow_git(client: persist.Client, git: Git) 
     assert contents(client, 6) == {}
 
 
-def test_an_object_that_a_path_held_before_comes_back(client: persist.Client, git: Git) -> None:
-    for text in ("one", "two", "one", "two", "one"):
-        git.write("a", text)
-        git.write("b", text)
-        git.commit()
-    ingest_all(client, git, max_commits=100)
-    assert contents(client, 0) == contents(client, 4) != contents(client, 3)
-
-
 def test_submodules_are_paths_of_mode_160000(client: persist.Client, git: Git) -> None:
     for key, said in (("diff.ignoreSubmodules", "all"), ("submodule.sub.ignore", "all")):
         git.run("config", key, said)
@@ -126,39 +107,6 @@ def test_submodules_are_paths_of_mode_160000(client: persist.Client, git: Git) -
     ingest_all(client, git)
     held = [contents(client, position).get(b"sub") for position in range(5)]
     assert held == [*(("160000", f"{number:040x}") for number in (1, 2, 2, 3)), None]
-
-
-def test_merges_change_what_they_change_for_their_first_parent(client: persist.Client, git: Git) -> None:
-    git.write("base", "0")
-    git.commit()
-    for side in ("one", "two", "three"):
-        git.run("checkout", "-q", "-b", side, "main")
-        git.write(f"from-{side}", side)
-        git.commit()
-        git.commit("empty")
-    git.run("checkout", "-q", "main")
-    git.write("base", "1")
-    git.commit()
-    git.run("merge", "-q", "--no-edit", "one")
-    git.run("merge", "-q", "--no-edit", "two", "three")
-    git.run("checkout", "-q", "-b", "ours", "main~1")
-    git.write("lost", "on the side")
-    git.commit()
-    git.run("checkout", "-q", "main")
-    git.run("merge", "-q", "-s", "ours", "--no-edit", "ours")
-    assert ingest_all(client, git).upper == 5
-    assert set(contents(client, 3)) == {b"base", b"from-one", b"from-two", b"from-three"}
-    assert contents(client, 4) == contents(client, 3)
-
-
-def test_empty_commits_take_a_position_and_change_nothing(client: persist.Client, git: Git) -> None:
-    git.commit("an empty root")
-    git.commit("empty")
-    git.write("a", "1")
-    git.commit()
-    git.commit("empty at the end")
-    assert ingest_all(client, git, max_commits=1) == Ingested(0, 4, appends=4, updates=1)
-    assert contents(client, 1) == {}
 
 
 def test_a_repository_without_commits_has_nothing_to_ingest_yet(client: persist.Client, git: Git) -> None:
@@ -227,8 +175,8 @@ def test_replacements_and_grafts_do_not_change_the_past(client: persist.Client, 
         ("core.pager", "false"), ("log.decorate", "full"), ("diff.submodule", "log"), ("diff.algorithm", "patience"),
     ],
 )  # fmt: skip
-def test_no_configuration_of_the_user_changes_what_is_ingested(
-    client: persist.Client, git: Git, key: str, said: str
+def test_neither_configuration_nor_environment_of_the_user_changes_what_is_ingested(
+    client: persist.Client, git: Git, key: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git.run("config", key, said)
     (git.path / "order").write_text("z*\na*\n")
@@ -237,28 +185,18 @@ def test_no_configuration_of_the_user_changes_what_is_ingested(
     git.commit("Grüße")
     git.run("mv", "a", "z")
     git.commit()
+    other = Git.init(git.path.with_name("other"))
+    hostile = {"GIT_DIR": str(other.path / ".git"), "GIT_WORK_TREE": str(other.path), "GIT_INDEX_FILE": "/nonexistent",
+               "GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "--stat", "GIT_NAMESPACE": "elsewhere",
+               "GIT_OBJECT_DIRECTORY": str(other.path), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.relative",
+               "GIT_CONFIG_VALUE_0": "true", "GIT_SHALLOW_FILE": "/nonexistent", "LC_ALL": "de_DE.UTF-8"}  # fmt: skip
+    for name, value in hostile.items():
+        monkeypatch.setenv(name, value)
     assert ingest_all(client, git).updates == 5
     with client.open_reader("git_history_commits") as read:
         first = read.snapshot(as_of=0, diff=True).to_arrow().to_pylist()[0]
     assert first["subject"] == "Grüße".encode()
     assert first["authored"] == 1_600_000_000
-
-
-def test_no_variable_of_the_environment_changes_what_is_ingested(
-    client: persist.Client, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git.write("a", "1")
-    git.commit()
-    git.write("b", "2")
-    git.commit()
-    other = Git.init(tmp_path / "other")
-    hostile = {"GIT_DIR": str(other.path / ".git"), "GIT_WORK_TREE": str(other.path), "GIT_INDEX_FILE": "/nonexistent",
-               "GIT_EXTERNAL_DIFF": "false", "GIT_DIFF_OPTS": "--stat", "GIT_NAMESPACE": "elsewhere",
-               "GIT_OBJECT_DIRECTORY": str(other.path), "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "diff.relative",
-               "GIT_CONFIG_VALUE_0": "true", "GIT_SHALLOW_FILE": "/nonexistent", "LC_ALL": "de_DE.UTF-8"}  # fmt: skip
-    for name, said in hostile.items():
-        monkeypatch.setenv(name, said)
-    ingest_all(client, git)
 
 
 def test_commit_objects_made_by_hand_are_ingested_too(client: persist.Client, git: Git) -> None:

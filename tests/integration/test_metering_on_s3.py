@@ -26,7 +26,6 @@ from persist_lib.location.stack import metered, wrap
 from persist_lib.location.wrap.metering import Meter
 from persist_lib.location.wrap.spending import Spending
 from persist_lib.runtime.ambient import Runtime
-from persist_lib.testing import check_world, contents_of
 from persist_lib.testing.faults import RecordingLocation
 from tests import servers
 from tests.faults.proxy import Fault, Proxy
@@ -165,10 +164,6 @@ def test_a_listing_is_a_request_for_a_page(log: Log) -> None:
         assert told(meter.counts()["list"].cost) == log.requests() - before == {"lists": 1}
 
 
-servers.use_test_credentials()
-ROOT = Path(__file__).parents[2]
-
-
 def postgres_url() -> str:
     url = servers.postgres_url()
     return f"{url}{'&' if '?' in url else '?'}persist_schema=t{os.urandom(8).hex()}"
@@ -180,17 +175,12 @@ PLACES: dict[str, Callable[[], tuple[str, str | None]]] = {
 }
 
 
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest) -> tuple[str, str | None]:
-    return PLACES[request.param]()
-
-
 class Counted:
     """A client whose requests are recorded."""
 
-    def __init__(self, place: tuple[str, str | None], config: persist.Config | None = None) -> None:
+    def __init__(self, place: tuple[str, str | None]) -> None:
         self.recording = RecordingLocation(open_location(*place, create=True))
-        self.client = persist.open(self.recording.location, config=config, runtime=QUIET)
+        self.client = persist.open(self.recording.location, runtime=QUIET)
 
     def count(self, act: Callable[[], object]) -> dict[str, int]:
         self.recording.clear()
@@ -199,40 +189,15 @@ class Counted:
         return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
 
 
-@pytest.fixture
-def counted(place: tuple[str, str | None]) -> Iterator[Counted]:
-    counted = Counted(place)
+@pytest.fixture(params=PLACES)
+def counted(request: pytest.FixtureRequest) -> Iterator[Counted]:
+    counted = Counted(PLACES[request.param]())
     yield counted
     counted.client.close()
 
 
 def rows(*ids: int, word: str = "w") -> list[dict[str, Any]]:
     return [{"id": id_, "word": word} for id_ in ids]
-
-
-def test_what_is_appended_is_read_compacted_collected_and_read_the_same(place: tuple[str, str | None]) -> None:
-    config = persist.Config(inline_bytes=0, rollup_every=8)
-    with persist.open(*place, config=config) as client:
-        write, read = client.open_shard("orders", SCHEMA)
-        expected: dict[tuple[int, str], int] = {}
-        for n in range(20):
-            write.compare_and_append(rows(n, n % 3), n, n + 1)
-            for id_ in (n, n % 3):
-                expected[id_, "w"] = expected.get((id_, "w"), 0) + 1
-        assert contents_of(read.snapshot(19, diff=True).to_arrow()) == expected
-        read.downgrade_since(19)
-        read.close()
-        before = len([*client.blob.list("orders/")])
-        for _ in range(3):
-            client.maintain("orders")
-        assert len([*client.blob.list("orders/")]) < before
-        with client.open_reader("orders") as again:
-            assert contents_of(again.snapshot(19, diff=True).to_arrow()) == expected
-        check_world(client, "orders")
-        with persist.open(*place, read_only=True) as other:
-            assert other.shards() == ["orders"]
-            with other.open_reader("orders") as reader:
-                assert contents_of(reader.snapshot(19, diff=True).to_arrow()) == expected
 
 
 def test_heartbeats_and_downgrades_cost_no_blob_operation(counted: Counted) -> None:

@@ -56,6 +56,11 @@ class Shop(Sourced):
     def create(self, table: str = "t", **options: Any) -> Any:
         return self.sources.create("s", self.declared(table), **options)
 
+    def follow(self, table: str = "t", **options: Any) -> Any:
+        """A source of a table, which has its rows."""
+        self.create(table, **options)
+        return self.catch_up()
+
     def reader(self, table: str = "t") -> TableReader:
         """A reader of a source that was created, as an instance has it."""
         record = self.sources.find("s")
@@ -101,6 +106,12 @@ def words(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, word text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
 
 
+def followed(shop: Shop) -> None:
+    """A source of two rows, which has them."""
+    words(shop)
+    shop.follow()
+
+
 def test_a_table_becomes_a_collection_that_follows_it(shop: Shop) -> None:
     words(shop)
     found = shop.create()
@@ -143,8 +154,7 @@ def test_conformance(shop: Shop) -> None:
 
 def test_a_table_without_rows_has_a_snapshot_too(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, word text)")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     assert shop.contents() == []
     shop.run("INSERT INTO t VALUES (1, '')")
     shop.catch_up()
@@ -163,8 +173,7 @@ def test_values_of_all_kinds_are_the_same_in_the_snapshot_and_in_changes(shop: S
            (2, false, null, null, 0.1, 1e-300, null, 1e30, null, null, null, '', null, null, null, null, null,
             E'\t\n\r',           null, null)""",
     )
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     first = shop.contents()
     assert "twice" not in first[0]
     assert shop.contents("s/errors") == []
@@ -193,8 +202,7 @@ def test_what_no_type_holds_is_an_error_and_a_column_of_text_holds_it(shop: Shop
     shop.run(
         "CREATE TABLE t (id int PRIMARY KEY, at timestamptz)", "INSERT INTO t VALUES (1, 'infinity'), (2, '2024-01-01')"
     )
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     assert [one["id"] for one in shop.contents()] == [2]
     (error,) = shop.contents("s/errors")
     assert "'infinity' is no timestamp[us, UTC]; a column declared as string would hold it" in error["reason"]
@@ -216,8 +224,7 @@ def test_json_is_a_document_where_it_is_declared(shop: Shop) -> None:
         """INSERT INTO t VALUES (1, '{"b": 1, "a": [1.50, 2e0]}', '{"b": 1, "a": [1.50, 2e0]}', '"w"'),
            (2, 'null', 'null', null), (3, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}', null)""",
     )
-    shop.create(schema=persist.Schema({"id": "int64 not null"}, {"j": "json", "jb": "json", "word": "json"}))
-    shop.catch_up()
+    shop.follow(schema=persist.Schema({"id": "int64 not null"}, {"j": "json", "jb": "json", "word": "json"}))
     shop.run("UPDATE t SET word = '[]' WHERE id = 1", "INSERT INTO t VALUES (4, '[1]', '[1]', 'no JSON')")
     shop.catch_up()
     assert [tuple(row.values())[:4] for row in shop.contents()] == [
@@ -234,8 +241,7 @@ def test_large_values_that_did_not_change_are_kept(shop: Shop, identity: str) ->
         "CREATE TABLE t (id int PRIMARY KEY, word text, big text)", "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         f"ALTER TABLE t REPLICA IDENTITY {identity}", "INSERT INTO t VALUES (1, 'a', repeat('x', 100000))",
     )  # fmt: skip
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run("UPDATE t SET word = 'b'", "UPDATE t SET word = 'c', id = 2", "UPDATE t SET word = 'd'")
     shop.catch_up()
     shop.run("UPDATE t SET id = 3")
@@ -383,8 +389,7 @@ def test_an_instance_that_was_overtaken_is_not_told_that_what_it_wants_is_gone_a
 
 def test_the_slot_moves_with_the_bindings_since_and_never_beyond_what_is_durable(shop: Shop) -> None:
     words(shop)
-    shop.create(retention=0)
-    shop.catch_up()
+    shop.follow(retention=0)
     start = shop.confirmed()
     other = shop.sources.client
     record = shop.sources.find("s")
@@ -406,8 +411,7 @@ def test_the_slot_moves_with_the_bindings_since_and_never_beyond_what_is_durable
 
 def test_an_idle_table_lets_the_server_go_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     words(shop)
-    shop.create(retention=0)
-    shop.catch_up()
+    shop.follow(retention=0)
     monkeypatch.setattr(reading, "IDLE_BYTES", 1 << 16)
     shop.run("CREATE TABLE other (id int)", "INSERT INTO other SELECT generate_series(1, 20000)")
     before = shop.confirmed()
@@ -433,9 +437,7 @@ def test_what_the_slot_holds_back_is_said_and_warned_of(shop: Shop) -> None:
 
 
 def test_lag_is_in_bytes_of_the_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     instance = shop.sources.open("s")
     instance.step()
     shop.run("INSERT INTO t SELECT n, 'x' FROM generate_series(10, 1000) n", "INSERT INTO t VALUES (2000, 'x')")
@@ -478,9 +480,7 @@ def test_many_rows_come_in_bounded_tables(shop: Shop) -> None:
 
 
 def test_a_lost_slot_is_gone_and_reset_begins_anew(shop: Shop) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     shop.run(f"SELECT pg_drop_replication_slot('{shop.slot()}')", "INSERT INTO t VALUES (3, 'c')")
     with pytest.raises(Gone, match=r"slot .* is not there.*persist source reset"):
         shop.catch_up()
@@ -512,9 +512,7 @@ def test_a_slot_that_the_server_gave_up_is_gone(shop: Shop) -> None:
 
 
 def test_a_slot_that_was_moved_is_gone(shop: Shop) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     shop.run("INSERT INTO t VALUES (3, 'c')")
     shop.run(f"SELECT pg_replication_slot_advance('{shop.slot()}', pg_current_wal_flush_lsn())")
     with pytest.raises(Gone, match="it was moved"):
@@ -532,18 +530,14 @@ def test_a_slot_that_was_moved_is_gone(shop: Shop) -> None:
     ],
 )
 def test_a_table_or_a_publication_that_is_taken_away_is_gone(shop: Shop, statement: str, said: str) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     shop.run(statement.format(slot=shop.slot()))
     with pytest.raises(Gone, match=said):
         shop.catch_up()
 
 
 def test_another_table_of_the_name_or_another_server_is_diverged(shop: Shop) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     ((partition, mark),) = shop.sources.show("s").bound.items()
     for check in ("1 1 1", mark.check.replace(" ", "9 ", 1), mark.check.replace(" 1 ", " 2 ")):
         reader = shop.reader()
@@ -572,8 +566,7 @@ def test_a_change_of_the_columns_stops_the_source_before_the_first_row_of_it(
 ) -> None:
     words(shop)
     shop.run("ALTER TABLE t ADD COLUMN count int")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run("INSERT INTO t VALUES (3, 'c')", statement, "DELETE FROM t WHERE id = 1")
     shop.run("INSERT INTO t (id) VALUES (4)" if "ADD" not in statement else "INSERT INTO t VALUES (4, 'd')")
     with pytest.raises(SchemaChanged, match=said):
@@ -584,9 +577,7 @@ def test_a_change_of_the_columns_stops_the_source_before_the_first_row_of_it(
 
 
 def test_columns_that_are_added_are_left_out(shop: Shop) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     shop.run("ALTER TABLE t ADD COLUMN more int DEFAULT 7", "INSERT INTO t VALUES (3, 'c', 1)")
     shop.catch_up()
     assert shop.words() == {1: "a", 2: "b", 3: "c"}

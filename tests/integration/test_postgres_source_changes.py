@@ -12,7 +12,7 @@ from persist_lib.errors import Gone, PersistError, SchemaChanged
 from persist_lib.sources.postgres import reader as reading
 from persist_lib.sources.postgres.stream import Stream
 from tests.integration.test_postgres_publications import BACK, OUT, PART, WRITES, run
-from tests.integration.test_postgres_source import Shop, words
+from tests.integration.test_postgres_source import Shop, followed, words
 
 KEEPS = (
     "ALTER TABLE t REPLICA IDENTITY FULL", *WRITES, "ALTER TABLE t REPLICA IDENTITY DEFAULT",
@@ -25,9 +25,7 @@ SWAP = ("ALTER TABLE t RENAME word TO x", "ALTER TABLE t RENAME other TO word", 
 
 
 def test_what_loses_nothing_does_not_stop_it_and_what_does_ends_it_until_a_reset(shop: Shop) -> None:
-    words(shop)
-    shop.create()
-    shop.catch_up()
+    followed(shop)
     run(shop, *KEEPS)
     shop.catch_up()
     kept = {2: "C", 9: "new", 10: "x", 11: "y"}
@@ -56,8 +54,7 @@ def test_columns_that_exchanged_their_names_are_not_taken_for_each_other(
 ) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, gone text, word text, other text)", "ALTER TABLE t DROP gone")
     shop.run("INSERT INTO t VALUES (1, 'a', 'b')")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run(*statements)
     with pytest.raises(SchemaChanged, match=r"its column '(word|other)' is another one than before"):
         shop.catch_up()
@@ -66,8 +63,7 @@ def test_columns_that_exchanged_their_names_are_not_taken_for_each_other(
 
 def test_rows_that_were_written_under_exchanged_names_are_known_although_these_are_back(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, word text, other text)")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run(*SWAP, *SWAP, "INSERT INTO t VALUES (1, 'a', 'b')")
     shop.catch_up()
     assert shop.words() == {1: "a"}, "no row was written in between"
@@ -96,8 +92,7 @@ def test_a_server_that_sends_nothing_of_what_it_has_is_not_one_without_news(
 ) -> None:
     """It is too busy, say. An instance says so, and one that runs until it is idle does not end."""
     shop.run("CREATE TABLE t (id int PRIMARY KEY, word text)", "INSERT INTO t VALUES (1, 'a')")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run("UPDATE t SET word = 'b'")
     receive, asked = Stream.receive, itertools.count()
 

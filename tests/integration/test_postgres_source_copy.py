@@ -64,8 +64,7 @@ def test_it_is_decoded_table_by_table_and_is_the_table(
     shop: Shop, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = applied(monkeypatch)
-    shop.create(shards=shards)
-    shop.catch_up()
+    shop.follow(shards=shards)
     assert len(sizes) > 5
     assert max(sizes) < ROWS // 4
     assert sum(sizes) == ROWS
@@ -151,6 +150,5 @@ def test_a_choice_that_an_earlier_release_made_room_for_is_used(shop: Shop, monk
             "SCHEMA",
             persist.Schema({"number": "int64 not null"}, {"bytes": "binary not null"}, unique=True),
         )
-        shop.create()
-    shop.catch_up()
+        shop.follow()
     check(shop)

@@ -18,8 +18,7 @@ ADDS = Decoding(decoder="pgoutput", extra="add")
 
 def made(shop: Shop) -> None:
     words(shop)
-    shop.create(decoding=ADDS)
-    shop.catch_up()
+    shop.follow(decoding=ADDS)
 
 
 def contents(shop: Shop) -> list[dict[str, Any]]:

@@ -24,8 +24,7 @@ FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
 def made(shop: Shop, **options: Any) -> None:
     shop.run("CREATE TABLE t (word text, n int)", FULL)
     shop.run("INSERT INTO t VALUES ('a', 1), ('a', 1), ('a', 1), ('b', NULL), (NULL, NULL), (NULL, NULL)")
-    shop.create(**options)
-    shop.catch_up()
+    shop.follow(**options)
 
 
 def rows(shop: Shop, name: str = "s", as_of: int | None = None) -> Counter[tuple[Any, ...]]:
@@ -69,8 +68,7 @@ def test_values_go_as_they_came_whatever_they_are(shop: Shop) -> None:
     add = "INSERT INTO t VALUES (1, repeat('x', 100000), {}, '2026-01-01', '\\x00ff', 'NaN')"
     for value in ("'NaN'", "'-0'", "0", "'-Infinity'", "0.1", "NULL"):
         shop.run(add.format(value), add.format(value))
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     assert sum(rows(shop).values()) == 12
     shop.run("UPDATE t SET id = 2", "UPDATE t SET d = 'infinity' WHERE f = 0.1")
     shop.catch_up()
@@ -95,8 +93,7 @@ def test_a_large_copy_counts_equal_rows_that_are_in_different_pieces(
     sizes = applied(monkeypatch)
     shop.run("CREATE TABLE t (word text, n int)", FULL)
     shop.run("INSERT INTO t SELECT repeat('x', n % 7), n % 3 FROM generate_series(1, 2000) n")
-    shop.create(shards=shards)
-    shop.catch_up()
+    shop.follow(shards=shards)
     assert len(sizes) > 3
     assert rows(shop) == table(shop)
     assert len(rows(shop)) == 21
@@ -165,8 +162,7 @@ def test_a_log_that_has_not_whole_rows_any_more_ends_the_source(
 
 def test_a_table_that_has_lost_its_key_ends_its_source_also_if_the_log_has_whole_rows(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int PRIMARY KEY, word text)", FULL, "INSERT INTO t VALUES (1, 'a')")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run("UPDATE t SET word = 'b'", "ALTER TABLE t DROP CONSTRAINT t_pkey", "INSERT INTO t VALUES (1, 'c')")
     with pytest.raises(SchemaChanged, match="it has no primary key any more"):
         shop.catch_up()
@@ -226,8 +222,7 @@ def test_what_tells_rows_apart_no_longer_ends_the_source_at_the_first_row(
     shop: Shop, statements: tuple[str, ...], said: str
 ) -> None:
     shop.run(*INDEXED)
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run(*statements, "INSERT INTO t VALUES (9, 'z', 1)")
     if not said:
         shop.catch_up()
@@ -240,8 +235,7 @@ def test_what_tells_rows_apart_no_longer_ends_the_source_at_the_first_row(
 
 def test_columns_that_an_index_only_includes_are_no_key(shop: Shop) -> None:
     shop.run("CREATE TABLE t (id int, word text, PRIMARY KEY (id) INCLUDE (word))", "INSERT INTO t VALUES (1, NULL)")
-    shop.create()
-    shop.catch_up()
+    shop.follow()
     shop.run("UPDATE t SET word = 'a'")
     shop.catch_up()
     assert shop.words() == {1: "a"}

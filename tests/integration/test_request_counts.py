@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,26 +173,6 @@ def test_a_survey_of_idle_shards_takes_four_requests_however_many_they_are() -> 
             assert found.cost.requests == requests
             counts.append(requests)
     assert counts == [4, 4]
-
-
-def test_on_s3_alone_the_heads_take_a_page_for_each_1000_rows() -> None:
-    name = os.urandom(8).hex()
-    consensus = open_location(s3_url(scheme="s3+cas", name=name), create=True).consensus
-    assert isinstance(consensus, ObjectsConsensus)
-    client, heads = consensus._objects.clients.get(), {"a": 3, "long": 1995, "z": 7}
-
-    def put(key: str, seqno: int) -> None:
-        client.put_object(**consensus._objects.at(consensus._row(key, SeqNo(seqno))), Body=b"x")
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, *zip(*[(key, seqno) for key in heads for seqno in range(1, heads[key] + 1)], strict=True)))
-    with Proxy(servers.s3_server().port) as s3:
-        through = open_location(s3_url(s3.port, "s3+cas", name)).consensus
-        s3.at(0, None)
-        assert through.heads() == heads
-        assert s3.requests == 3, "2005 rows"
-        through.close()
-    consensus.close()
 
 
 WIDE = persist.Schema(key={"id": "int64 not null"}, value={"payload": "binary", "small": "int32"})

@@ -12,6 +12,7 @@ import pytest
 import persist_lib as persist
 from orchestration.resources import Persist
 from orchestration.sources import MEMORIES
+from tests.orchestration.storing import Store
 from tests.spark.collections import SMALL
 
 
@@ -67,6 +68,11 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
     home = shutil.copytree(request.getfixturevalue("new_home"), tmp_path / "home")
     with dg.DagsterInstance.local_temp(str(home), NO_LOGS) as made:
         yield made
+
+
+@pytest.fixture
+def store(folder: Path, instance: dg.DagsterInstance) -> Store:
+    return Store(folder, instance)
 
 
 @pytest.fixture

@@ -70,14 +70,3 @@ def event_from(found: Mapping[str, Any]) -> Event:
 def text_of(events: Sequence[Event]) -> str:
     """A log as text."""
     return "\n".join(f"{one.seconds:.1f} {one.level} {one.message} {one.error}".rstrip() for one in events)
-
-
-def metadata_of(event: Mapping[str, Any]) -> dict[str, int | float | str | None]:
-    """The metadata of an event by label; of tables only the label."""
-    found: dict[str, int | float | str | None] = {}
-    for entry in event["metadataEntries"]:
-        if "intRepr" in entry:
-            found[entry["label"]] = int(entry["intRepr"])
-        else:
-            found[entry["label"]] = entry.get("floatValue", entry.get("text", entry.get("mdStr")))
-    return found

@@ -32,19 +32,6 @@ ADD_PARTITION = """mutation ($key: String!, $name: String!, $repository: Reposit
 PARTITION_STATUSES = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   partitionKeys assetPartitionStatuses { ... on DefaultPartitionStatuses {
     materializedPartitions failedPartitions unmaterializedPartitions materializingPartitions } } } } }"""
-METADATA_FIELDS = """metadataEntries { label
-  ... on IntMetadataEntry { intRepr } ... on FloatMetadataEntry { floatValue }
-  ... on TextMetadataEntry { text } ... on MarkdownMetadataEntry { mdStr } }"""
-EVENTS_OF_ASSET = f"""query ($key: AssetKeyInput!, $partitions: [String!], $limit: Int) {{
-  assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
-    assetMaterializations(partitions: $partitions, limit: $limit) {{
-      runId partition timestamp tags {{ key value }} {METADATA_FIELDS} }}
-    assetObservations(partitions: $partitions, limit: $limit) {{
-      runId partition timestamp {METADATA_FIELDS} }} }} }} }}"""
-CHECK_EXECUTIONS = f"""query ($key: AssetKeyInput!, $check: String!, $partition: String) {{
-  assetCheckExecutions(assetKey: $key, checkName: $check, limit: 25, partition: $partition) {{
-    runId status timestamp partition
-    evaluation {{ severity success description partition {METADATA_FIELDS} }} }} }}"""
 LATEST_CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   assetChecksOrError { ... on AssetChecks { checks { name executionForLatestMaterialization {
     status partition evaluation { severity success description } } } } } } } }"""
@@ -57,9 +44,3 @@ START_SENSOR = """mutation ($selector: SensorSelector!) { startSensor(sensorSele
 STOP_SENSOR = "mutation ($id: String!) { stopSensor(id: $id) { __typename } }"
 SET_CURSOR = """mutation ($selector: SensorSelector!, $cursor: String) {
   setSensorCursor(sensorSelector: $selector, cursor: $cursor) { __typename } }"""
-SCHEDULE = """query ($selector: ScheduleSelector!) { scheduleOrError(scheduleSelector: $selector) { ... on Schedule {
-  scheduleState { id status ticks(limit: 50) { tickId status timestamp skipReason runIds error { message } } } } } }"""
-START_SCHEDULE = (
-    """mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) { __typename } }"""
-)
-STOP_SCHEDULE = "mutation ($id: String!) { stopRunningSchedule(id: $id) { __typename } }"

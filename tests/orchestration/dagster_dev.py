@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,8 +21,9 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
+from persist_lib.testing.servers import free_port
 from tests.orchestration import dagster_asks as asks
-from tests.orchestration.dagster_answers import Event, Run, event_from, key_of, metadata_of, run_from, text_of
+from tests.orchestration.dagster_answers import Event, Run, event_from, key_of, run_from, text_of
 from tests.servers import postgres_url
 
 T = TypeVar("T")
@@ -203,25 +203,6 @@ class DagsterDev:
         found = self.ask(asks.PARTITION_STATUSES, key=key_of(asset))["assetNodeOrError"]["assetPartitionStatuses"]
         return {name.removesuffix("Partitions"): set(keys) for name, keys in found.items()}
 
-    def materializations(self, asset: str, partition: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-        """The newest materializations of an asset, the newest first, each with its `metadata` as a mapping."""
-        return self._asset_events(asset, partition, limit)["assetMaterializations"]
-
-    def observations(self, asset: str, partition: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-        """The newest observations of an asset, the newest first, each with its `metadata` as a mapping."""
-        return self._asset_events(asset, partition, limit)["assetObservations"]
-
-    def _asset_events(self, asset: str, partition: str | None, limit: int) -> dict[str, list[dict[str, Any]]]:
-        chosen = None if partition is None else [partition]
-        node = self.ask(asks.EVENTS_OF_ASSET, key=key_of(asset), partitions=chosen, limit=limit)["assetNodeOrError"]
-        return {kind: [{**one, "metadata": metadata_of(one)} for one in found] for kind, found in node.items()}
-
-    def check_executions(self, asset: str, check: str, partition: str | None = None) -> list[dict[str, Any]]:
-        """The executions of a check, the newest first: what its page shows."""
-        answer = self.ask(asks.CHECK_EXECUTIONS, key=key_of(asset), check=check, partition=partition)
-        found: list[dict[str, Any]] = answer["assetCheckExecutions"]
-        return found
-
     def latest_checks(self, asset: str) -> dict[str, dict[str, Any] | None]:
         """The execution of each check for the latest materialization: what the asset's page and graph show."""
         node = self.ask(asks.LATEST_CHECKS, key=key_of(asset))["assetNodeOrError"]
@@ -259,20 +240,6 @@ class DagsterDev:
         assert tick["status"] != "FAILURE", tick["error"]
         return tick
 
-    def schedule(self, name: str) -> dict[str, Any]:
-        """The state of a schedule: id, status and ticks, the newest first."""
-        found: dict[str, Any] = self.ask(asks.SCHEDULE, selector=self._instigator("scheduleName", name))
-        state: dict[str, Any] = found["scheduleOrError"]["scheduleState"]
-        return state
-
-    def start_schedule(self, name: str) -> None:
-        """Turn a schedule on."""
-        self.ask(asks.START_SCHEDULE, selector=self._instigator("scheduleName", name))
-
-    def stop_schedule(self, name: str) -> None:
-        """Turn a schedule off."""
-        self.ask(asks.STOP_SCHEDULE, id=self.schedule(name)["id"])
-
     def _instigator(self, field: str, name: str) -> dict[str, str]:
         return {"repositoryLocationName": self.location, "repositoryName": REPOSITORY, field: name}
 
@@ -306,19 +273,26 @@ def dagster_dev(home: Path, workspace: Path, env: Mapping[str, str]) -> Iterator
 STORAGES = ("sqlite", "postgres")
 
 
+def database(name: str) -> str:
+    """A new database of this name, as Dagster's storage takes it.
+
+    The driver is named, as SQLAlchemy takes another one by default, with which Dagster's NOTIFY fails.
+    """
+    url, name = postgres_url().partition("?")[0], name.replace("-", "_").lower()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}"'.encode())
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    return f"{url.rpartition('/')[0]}/{name}".replace("postgresql:", "postgresql+psycopg2:", 1)
+
+
 def store_in(home: Path, storage: str) -> None:
     """Have a Dagster of this home store what it keeps there, or in a database of its own, with our dagster.yaml."""
     home.mkdir(parents=True, exist_ok=True)
     if storage == "sqlite":
         return
     pytest.importorskip("dagster_postgres", reason="PostgreSQL as Dagster's storage needs dagster-postgres")
-    url = postgres_url().partition("?")[0]
-    database = f"dev_{home.parent.name.replace('-', '_').lower()}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE IF EXISTS "{database}"'.encode())
-        connection.execute(f'CREATE DATABASE "{database}"'.encode())
-    driven = f"{url.rpartition('/')[0]}/{database}".replace("postgresql:", "postgresql+psycopg2:", 1)
-    storage = f"storage:\n  postgres: {{postgres_url: {json.dumps(driven)}}}\n"
+    url = database(f"dev_{home.parent.name}")
+    storage = f"storage:\n  postgres: {{postgres_url: {json.dumps(url)}}}\n"
     (home / "dagster.yaml").write_text(f"{(ROOT / 'dagster.yaml').read_text()}\n{storage}")
 
 
@@ -387,10 +361,3 @@ def wait_until(is_so: Callable[[], T | None], seconds: float, what: str) -> T:
         assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
         time.sleep(0.25)
     return answer
-
-
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

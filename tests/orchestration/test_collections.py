@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import persist_lib as persist
 from orchestration import collection_reports
 from orchestration.definitions import build_definitions
 from orchestration.mount import Mount
-from orchestration.resources import Persist
 from orchestration.settings import Settings
 from persist_lib.timeline import Tables
-from tests.spark.collections import SMALL
+from tests.orchestration.runs import defined, execute, materialized, ticked, why
+from tests.orchestration.runs import metadata as recorded
 
 pytestmark = pytest.mark.dagster
 ON_DISK = True
@@ -36,33 +35,12 @@ def controller(client: persist.Client) -> Iterator[Any]:
 
 
 def run(folder: Path, instance: dg.DagsterInstance, job: str, **config: object) -> dg.ExecuteInProcessResult:
-    return launch(folder, instance, job, f"{job}_of_collections", config)
-
-
-def launch(
-    folder: Path, instance: dg.DagsterInstance, job: str, op: str, config: dict[str, object]
-) -> dg.ExecuteInProcessResult:  # fmt: skip
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
-    return definitions.resolve_job_def(job).execute_in_process(
-        instance=instance, raise_on_error=False, run_config={"ops": {op: {"config": config}}}
-    )
-
-
-def materialized(done: dg.ExecuteInProcessResult) -> list[Any]:
-    return [one.step_materialization_data.materialization for one in done.all_events if one.is_step_materialization]
+    return execute(folder, instance, job, f"{job}_of_collections", config)
 
 
 def metadata(result: dg.ExecuteInProcessResult, partition: str | None) -> dict[str, Any]:
     """What a run recorded for one collection, or for all of them."""
-    found = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
-    found += [event.step_materialization_data.materialization for event in result.get_asset_materialization_events()]  # type: ignore[misc]
-    (one,) = [each for each in found if each.partition == partition and each.asset_key == KEY]
-    return {name: value.value for name, value in one.metadata.items()}
-
-
-def why(result: dg.ExecuteInProcessResult) -> str:
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    return failed.step_failure_data.user_failure_data.description or ""  # type: ignore[union-attr]
+    return recorded(result, "collections", partition)
 
 
 def test_tending_records_what_it_did_and_all_collections(
@@ -113,7 +91,7 @@ def test_what_is_given_up_waits_for_a_person_where_that_is_chosen(
     plans, since = dg.AssetKey("plans"), lambda: controller.describe("sales/orders").since
     assert "there is nothing to do" in skipped(folder, instance)
     controller.alter("sales/orders", retention=0)
-    asked = [tick(folder, instance).run_requests[0].run_key for _ in range(2)]
+    asked = [ticked(folder, instance, "collections_schedule").run_requests[0].run_key for _ in range(2)]
     assert asked[0] == asked[1] is not None, "Dagster starts one run for a plan"
     found = run(folder, instance, "collections")
     assert found.success
@@ -123,11 +101,11 @@ def test_what_is_given_up_waits_for_a_person_where_that_is_chosen(
     assert (made.metadata["collections"].value, made.metadata["shards"].value) == (1, 0)
     assert not [one for one in materialized(found) if one.asset_key == KEY], "nothing was done"
 
-    applied = launch(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
+    applied = execute(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
     assert applied.success
     assert since() == persist.at(2)
     assert [one.partition for one in materialized(applied) if one.asset_key == KEY] == ["sales/orders"]
-    again = launch(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
+    again = execute(folder, instance, "apply", "applying_of_plan", {"run_id": found.run_id})
     assert "PlanMoved" in why(again)
     controller.alter("sales/orders", retention=1)
     controller.drop("sales/orders")
@@ -181,7 +159,7 @@ def test_a_comparison_that_finds_a_change_says_in_which_column(
 def test_a_run_that_starts_again_hands_over_once(controller: Any, folder: Path, instance: dg.DagsterInstance) -> None:
     controller.make_rendition("sales/orders", copy=True)
     controller.copy_rendition("sales/orders", 2)
-    job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("handover")
+    job = defined(folder).resolve_job_def("handover")
     config = {"collection": "sales/orders", "rendition": 2, "dry_run": False}
     for _ in range(2):
         done = job.execute_in_process(
@@ -225,20 +203,8 @@ def test_names_are_those_of_the_mount() -> None:
 
 def skipped(folder: Path, instance: dg.DagsterInstance) -> str:
     """Why the schedule's tick requests nothing; empty if it requests a run."""
-    data = tick(folder, instance)
+    data = ticked(folder, instance, "collections_schedule")
     return (data.skip_message or "") if not data.run_requests else ""
-
-
-def tick(folder: Path, instance: dg.DagsterInstance) -> Any:
-    given = Persist(location=f"file:{folder}", config=SMALL)
-    repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
-    at = dt.datetime(2026, 11, 22, 12, 0, tzinfo=dt.UTC)
-    with dg.build_schedule_context(
-        instance=instance, scheduled_execution_time=at, repository_def=repository, resources={"persist": given}
-    ) as context:
-        data = repository.get_schedule_def("collections_schedule").evaluate_tick(context)
-    given.teardown_after_execution(dg.build_init_resource_context())
-    return data
 
 
 @pytest.fixture
@@ -280,7 +246,7 @@ def test_a_run_applies_and_tidies_the_wals_of_tables(
 def test_the_check_warns_where_tables_are_far_behind(
     tables: Tables, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    definitions = defined(folder)
     checks = dg.AssetSelection.checks(dg.AssetCheckKey(KEY, "tables_applied"))
     job = dg.define_asset_job("judge", selection=checks)
     judge = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("judge")

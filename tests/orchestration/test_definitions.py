@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.scheduler.instigation import InstigatorType
+from dagster_shared.yaml_utils import load_yaml_from_path
 
 from orchestration.definitions import build_definitions
 from orchestration.duties import DUTIES
@@ -17,6 +19,9 @@ from persist_lib.errors import InvalidUsage
 from scripts.dagster_home import make_home
 
 pytestmark = pytest.mark.dagster
+ROOT = Path(__file__).parents[2]
+OTHERS = {"collections", "sources", "pending", "erasures", "plans", "health", "fleet", "shard_page", "tables"}
+ASSETS = {*DUTIES, *OTHERS}
 
 OPENS_NOTHING = """
 import sys
@@ -42,23 +47,12 @@ print(len(d.defs.resolve_all_asset_specs()))
 def test_definitions_load_and_validate_without_opening_anything() -> None:
     done = subprocess.run([sys.executable, "-B", "-c", OPENS_NOTHING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(len(DUTIES) + 9)
+    assert done.stdout.strip() == str(len(ASSETS))
 
 
 def test_every_duty_is_an_asset_with_a_description_owner_group_and_kind() -> None:
     specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
-    assert set(specs) == {
-        *DUTIES,
-        "collections",
-        "sources",
-        "pending",
-        "erasures",
-        "plans",
-        "health",
-        "fleet",
-        "shard_page",
-        "tables",
-    }
+    assert set(specs) == ASSETS
     for name, spec in specs.items():
         assert spec.description
         assert spec.owners
@@ -85,6 +79,14 @@ def test_schedules_and_sensors_are_stopped_unless_they_are_told_to_run(monkeypat
         ours = {"shard_discovery", "compaction_debt", "source_watch", "alerts"}
         assert running == (ours if is_running else set())
         assert {one.name for one in repository.sensor_defs} == {*ours, "source_news"}
+
+
+def test_dagster_finds_the_same_location_by_workspace_and_by_project() -> None:
+    (entry,) = load_yaml_from_path(str(ROOT / "workspace.yaml"))["load_from"]  # type: ignore[index]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dg"]["project"]
+    module = project["code_location_target_module"]
+    assert entry["python_module"]["module_name"] == module == "orchestration.definitions"
+    assert entry["python_module"]["location_name"] == project["code_location_name"]
 
 
 def test_no_tick_is_kept_for_ever(tmp_path: Path) -> None:
@@ -135,12 +137,3 @@ def test_a_setting_that_cannot_be_right_is_an_error_when_the_code_is_loaded(
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidUsage, match=says):
         build_definitions()
-
-
-def test_it_can_be_mounted_beside_other_definitions() -> None:
-    @dg.asset
-    def mine() -> None: ...
-
-    merged = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_definitions(Settings(location="memory:")))
-    dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == len(DUTIES) + 10

@@ -18,7 +18,7 @@ import persist_lib as persist
 from persist_lib.testing.servers import state_of
 from tests.orchestration.dagster_answers import Run
 from tests.orchestration.dagster_dev import DagsterDev, dagster_dev, wait_until, workspace_of
-from tests.spark.collections import SMALL, check, damage_a_part, parts_of, write
+from tests.spark.collections import SMALL, check, parts_of, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -53,15 +53,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             dev.wait_loaded()
             assert not dev.load_error()
             yield World(dev, folder, client)
-
-
-def test_a_run_that_is_cancelled_while_spark_starts_is_over_at_once(world: World) -> None:
-    write(world.client, "starting", batches=4, rows=3000)
-    run = compact(world, "starting", engine="spark")
-    worker = world.dev.worker(run)
-    wait_until(lambda: [pid for pid in descendants(worker) if "java" in command_of(pid)], 120, "the JVM starts")
-    assert_cancelled(world, run, worker, "starting")
-    assert world.client.census("starting").batches == 4
 
 
 def test_a_run_that_is_cancelled_while_it_merges_commits_nothing_more(world: World) -> None:
@@ -109,36 +100,10 @@ def test_an_op_that_fails_is_not_started_again(world: World) -> None:
     assert world.dev.run(run.id).tags["dagster/will_retry"] == "false"
 
 
-def test_an_asset_run_over_a_damaged_shard_says_which_checks_have_no_verdict(world: World) -> None:
-    write(world.client, "bad_asset", batches=6, rows=2000)
-    world.dev.add_partitions("persist_shards", ["bad_asset"])
-    victim = damage_a_part(world.folder, "bad_asset")
-    run = world.dev.wait_finished(world.dev.launch_partition(["compaction"], "bad_asset"))
-    flip_back(victim)
-    assert run.status == "FAILURE"
-    for name in ("reads_identical", "fingerprint_conserved"):
-        assert verdict(world.dev, "compaction", name, "bad_asset") == "FAILED WARN", "not: execution failed"
-
-
 def compact(world: World, *shards: str, engine: str = "auto") -> str:
     """Launch the compaction job over some shards."""
     config = {"shards": list(shards), "engine": engine}
     return world.dev.launch("compaction", {"ops": {"compaction_of_shards": {"config": config}}})
-
-
-def verdict(dev: DagsterDev, asset: str, name: str, partition: str) -> str:
-    """The newest execution of a check on a partition: its status and severity."""
-    executions = dev.check_executions(asset, name, partition)
-    assert executions, f"{name} was never executed on {partition}"
-    newest = executions[0]
-    return f"{newest['status']} {(newest['evaluation'] or {}).get('severity', '')}".rstrip()
-
-
-def flip_back(victim: Path) -> None:
-    """Mend what `damage_a_part` did."""
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    victim.write_bytes(data)
 
 
 def wait_retried(dev: DagsterDev, run: str) -> Run:
@@ -195,14 +160,6 @@ def descendants(pid: int) -> list[int]:
         for child in task.read_text().split():
             found += [int(child), *descendants(int(child))]
     return found
-
-
-def command_of(pid: int) -> str:
-    """The program of a process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
-    except OSError:
-        return ""
 
 
 def is_alive(pid: int) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import persist_lib as persist
+from persist_lib.testing.servers import free_port
 from tests.orchestration.dagster_answers import Run
-from tests.orchestration.dagster_dev import STOPPED, DagsterDev, dagster_dev, free_port, wait_until, workspace_of
+from tests.orchestration.dagster_dev import STOPPED, DagsterDev, dagster_dev, wait_until, workspace_of
 from tests.spark.collections import SMALL, check, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(600)]

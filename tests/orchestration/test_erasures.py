@@ -9,8 +9,7 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
-from orchestration.definitions import build_definitions
-from orchestration.settings import Settings
+from tests.orchestration.runs import execute, why
 
 pytestmark = pytest.mark.dagster
 SECRET = b"7f3c9d2e8b1a4056planted"
@@ -26,21 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, instance: dg.DagsterInstance, table: str = "people", **more: object) -> dg.ExecuteInProcessResult:
-    url = f"file:{folder / 'data'}"
     config = {"table": table, "keys": str(folder / "keys.jsonl"), **more}
-    return (
-        build_definitions(Settings(location=url))
-        .resolve_job_def("erase")
-        .execute_in_process(
-            instance=instance, raise_on_error=False, run_config={"ops": {"erasing_of_keys": {"config": config}}}
-        )
-    )
-
-
-def why_failed(done: dg.ExecuteInProcessResult) -> str:
-    (event,) = [one for one in done.all_events if one.is_step_failure]
-    told = event.step_failure_data.user_failure_data
-    return str(told and told.description)
+    return execute(folder / "data", instance, "erase", "erasing_of_keys", config, config={})
 
 
 def has_it(folder: Path) -> bool:
@@ -60,7 +46,7 @@ def test_what_is_held_fails_and_what_is_erased_is_green(folder: Path, instance: 
     with persist.open(folder / "data") as client:
         client.table("people").set_hold("audit", 0)
     held = run(folder, instance, dry_run=False)
-    assert "hold audit" in why_failed(held)
+    assert "hold audit" in why(held)
     with persist.open(folder / "data") as client:
         client.table("people").release_hold("audit")
     done = run(folder, instance, dry_run=False)
@@ -72,4 +58,4 @@ def test_what_is_held_fails_and_what_is_erased_is_green(folder: Path, instance: 
 
 def test_a_table_that_is_not_there_fails_with_words(folder: Path, instance: dg.DagsterInstance) -> None:
     failed = run(folder, instance, "poeple")
-    assert "poeple" in why_failed(failed)
+    assert "poeple" in why(failed)

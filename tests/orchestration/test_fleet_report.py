@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from orchestration.data import CHECK, data_assets
 from orchestration.definitions import build_definitions
 from orchestration.mount import Mount
 from orchestration.partitions import NONE_YET
-from orchestration.resources import Persist
 from orchestration.settings import Data, Settings, resolved
 from persist_lib.errors import InvalidUsage
+from tests.orchestration.runs import execute, materialized, ticked, why
 from tests.orchestration.test_passes import run as run_duty
 from tests.orchestration.test_sources import Fed
 from tests.spark.collections import SMALL, damage_a_part, write
@@ -32,18 +31,11 @@ SHOP = Data(tables=("orders", "events_*", "*"), sources=("orders",))
 def run(
     folder: Path, instance: dg.DagsterInstance, data: Data | None = None, **config: Any
 ) -> dg.ExecuteInProcessResult:
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL, data=data))
-    chosen = {"ops": {"reporting_of_shards": {"config": config}}}
-    return definitions.resolve_job_def("fleet").execute_in_process(
-        instance=instance, run_config=chosen, raise_on_error=False
-    )
+    return execute(folder, instance, "fleet", "reporting_of_shards", config, data=data)
 
 
 def made(done: dg.ExecuteInProcessResult) -> dict[tuple[str, str | None], Any]:
-    found: list[Any] = [
-        event.step_materialization_data.materialization for event in done.get_asset_materialization_events()
-    ]
-    return {(one.asset_key.to_user_string(), one.partition): one for one in found}
+    return {(one.asset_key.to_user_string(), one.partition): one for one in materialized(done)}
 
 
 def verdicts(done: dg.ExecuteInProcessResult) -> dict[str, Any]:
@@ -125,8 +117,7 @@ def test_of_an_unreadable_shard_the_fleet_says_why_and_the_others_have_pages(
 def test_a_location_that_is_not_there_fails_with_words(tmp_path: Path, instance: dg.DagsterInstance) -> None:
     done = run(tmp_path / "nothing", instance)
     assert not done.success
-    (event,) = [one for one in done.all_events if one.is_step_failure]
-    assert "no location at" in str(event.event_specific_data)
+    assert "no location at" in why(done)
 
 
 def test_tables_are_partitions_of_the_first_pattern_that_fits_and_are_recorded_when_they_move(
@@ -276,16 +267,8 @@ def test_two_pipelines_have_assets_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_schedule_asks_where_there_is_a_shard(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance, given: Persist
+    client: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:
-    def asked() -> Any:
-        repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
-        with dg.build_schedule_context(
-            instance, scheduled_execution_time=dt.datetime.now(dt.UTC), repository_def=repository,
-            resources={"persist": given},
-        ) as context:  # fmt: skip
-            return repository.get_schedule_def("fleet_schedule").evaluate_tick(context)
-
-    assert asked().skip_message == "there are no shards"
+    assert ticked(folder, instance, "fleet_schedule").skip_message == "there are no shards"
     write(client, "a", batches=1, rows=1)
-    assert len(asked().run_requests) == 1
+    assert len(ticked(folder, instance, "fleet_schedule").run_requests) == 1

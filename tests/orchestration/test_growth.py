@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import psycopg
 import pytest
 from dagster._core.events import DagsterEventType
 from dagster._serdes import serialize_value
@@ -22,9 +21,10 @@ from orchestration.pruning import needed_runs
 from orchestration.settings import KEEP_RUNS_DAYS, Settings, resolved
 from persist_lib.errors import InvalidUsage
 from tests.orchestration.conftest import NO_LOGS
+from tests.orchestration.dagster_dev import database
+from tests.orchestration.runs import defined, execute
 from tests.orchestration.test_passes import recorded, run, summary
-from tests.servers import postgres_url
-from tests.spark.collections import SCHEMA, SMALL, damage_a_part, write
+from tests.spark.collections import SCHEMA, damage_a_part, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
 AT_ONCE = 1e-7
@@ -40,13 +40,7 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
             yield made
         return
     pytest.importorskip("dagster_postgres", reason="PostgreSQL as Dagster's storage needs dagster-postgres")
-    url, name = postgres_url().partition("?")[0], f"dagster_{tmp_path.name.replace('-', '_').lower()}"
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE IF EXISTS "{name}"'.encode())
-        connection.execute(f'CREATE DATABASE "{name}"'.encode())
-    # The driver is named, as SQLAlchemy takes another one by default, with which Dagster's NOTIFY fails.
-    driven = f"{url.rpartition('/')[0]}/{name}".replace("postgresql:", "postgresql+psycopg2:", 1)
-    storage = {"storage": {"postgres": {"postgres_url": driven}}}
+    storage = {"storage": {"postgres": {"postgres_url": database(f"dagster_{tmp_path.name}")}}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with dg.DagsterInstance.local_temp(str(home), {**NO_LOGS, **storage}) as made:
@@ -64,9 +58,7 @@ def move(client: persist.Client, name: str, batches: int = 1) -> None:
 def prune(folder: Path, instance: dg.DagsterInstance, **config: Any) -> int:
     """How many runs went."""
     before = instance.get_runs_count()
-    definition = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("prune")
-    chosen = {"ops": {"pruning_of_runs": {"config": {"days": AT_ONCE, **config}}}}
-    assert definition.execute_in_process(instance=instance, run_config=chosen).success
+    assert execute(folder, instance, "prune", "pruning_of_runs", {"days": AT_ONCE, **config}).success
     return before + 1 - instance.get_runs_count()
 
 
@@ -210,8 +202,7 @@ def test_what_the_fleet_stores_is_bounded_and_goes_but_for_the_newest_pages(
         write(client, name, batches=40 if name == "busy" else 1, rows=5)
 
     def report() -> str:
-        job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("fleet")
-        done = job.execute_in_process(instance=instance)
+        done = defined(folder).resolve_job_def("fleet").execute_in_process(instance=instance)
         assert done.success
         return done.run_id
 

@@ -3,7 +3,6 @@
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 import persist_lib as persist
 from orchestration.io import loading
 from orchestration.io.names import place_of
-from tests.orchestration.storing import failure, run
+from tests.orchestration.storing import Store, contents
 
 pytestmark = pytest.mark.dagster
 KEY = {"persist/key": ["id"]}
@@ -42,9 +41,8 @@ def asset_of(value: Callable[[], Any], metadata: dict[str, Any] | None = None, *
     return customers
 
 
-def rows(client: persist.Client, name: str = "customers", as_of: int | None = None) -> list[dict[str, Any]]:
-    with client.open_reader(name) as reader:
-        return [{k: v for k, v in row.items() if k != "_diff"} for row in reader.snapshot(as_of, diff=True).to_pylist()]
+def rows(client: persist.Client, as_of: int | None = None) -> list[dict[str, Any]]:
+    return contents(client, "customers", as_of)
 
 
 TABLE = pa.table({"id": [1, 2], "name": ["a", None]})
@@ -64,23 +62,14 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_asset_may_return(kind: str, client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
-    run(folder, instance, asset_of(KINDS[kind]))
+def test_an_asset_may_return(kind: str, client: persist.Client, store: Store) -> None:
+    store.run(asset_of(KINDS[kind]))
     assert rows(client) == ROWS
     schema = client.inspect("customers").state.schemas[-1]
     assert [(column.name, column.type) for column in schema.columns] == [("id", "int64"), ("name", "string")]
     before = client.inspect("customers").state.upper
-    run(folder, instance, asset_of(KINDS[kind]))
+    store.run(asset_of(KINDS[kind]))
     assert client.inspect("customers").state.upper == before, "the same contents change nothing"
-
-
-@pytest.mark.parametrize("value", [7, "text", {"id": [1]}, [1, 2], [(1, "a")], object()])
-def test_what_is_no_table_is_refused_with_what_may_be_returned(
-    value: Any, client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    error = failure(folder, instance, asset_of(lambda: value))
-    assert "a list of dicts, pydantic models or dataclasses" in error.message
-    assert client.shards() == []
 
 
 LOADS: dict[Any, Callable[[Any], Any]] = {
@@ -100,9 +89,7 @@ LOADS: dict[Any, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("wanted", LOADS, ids=str)
-def test_a_consumer_gets_the_type_that_it_is_annotated_with(
-    wanted: Any, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_a_consumer_gets_the_type_that_it_is_annotated_with(wanted: Any, store: Store) -> None:
     seen: list[Any] = []
 
     def consumer(customers):
@@ -110,19 +97,17 @@ def test_a_consumer_gets_the_type_that_it_is_annotated_with(
         seen.append(LOADS[wanted](customers))
 
     consumer.__annotations__ = {"customers": wanted, "return": None}
-    run(folder, instance, asset_of(lambda: TABLE), dg.asset(consumer))
+    store.run(asset_of(lambda: TABLE), dg.asset(consumer))
     assert seen == [ROWS]
 
 
 @pytest.mark.parametrize("wanted", [dict, int, set, list[int], pl.Series, dict[str, int]], ids=str)
-def test_a_type_that_cannot_be_had_is_refused_with_those_that_can(
-    wanted: Any, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_a_type_that_cannot_be_had_is_refused_with_those_that_can(wanted: Any, store: Store) -> None:
     def consumer(customers):
         raise AssertionError("it must not run")
 
     consumer.__annotations__ = {"customers": wanted, "return": None}
-    error = failure(folder, instance, asset_of(lambda: TABLE), dg.asset(consumer))
+    error = store.failure(asset_of(lambda: TABLE), dg.asset(consumer))
     assert "pd.DataFrame, pl.DataFrame, pl.LazyFrame, list, list[dict]" in error.message
 
 
@@ -141,23 +126,38 @@ EMPTY: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", EMPTY)
-def test_an_empty_table_takes_everything_away(
-    kind: str, client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    run(folder, instance, asset_of(lambda: TABLE))
-    result = run(folder, instance, asset_of(EMPTY[kind]))
+def test_an_empty_table_takes_everything_away(kind: str, client: persist.Client, store: Store) -> None:
+    store.run(asset_of(lambda: TABLE))
+    result = store.run(asset_of(EMPTY[kind]))
     assert result.asset_materializations_for_node("customers")[0].metadata["updates"].value == 2
     assert rows(client) == []
     assert rows(client, as_of=0) == ROWS
 
 
-@pytest.mark.parametrize("kind", ["list", "pandas", "pandas without columns", "polars without columns"])
-def test_an_empty_table_whose_columns_are_not_known_is_refused_with_how_to_say_them(
-    kind: str, client: persist.Client, folder: Path, instance: dg.DagsterInstance
+UNTYPED = pa.table({"id": pa.array([1], pa.int64()), "tags": pa.array([None], pa.null())})
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "words"),
+    [
+        *[
+            (value, ["id"], "a list of dicts, pydantic models or dataclasses")
+            for value in (7, "text", {"id": [1]}, [1, 2], [(1, "a")], object())
+        ],
+        *[
+            (EMPTY[kind](), ["id"], words) for words in ("persist/schema", "list[Customer]")
+            for kind in ("list", "pandas", "pandas without columns", "polars without columns")
+        ],
+        *[(ROWS, key, "persist/key names the key columns") for key in (7, [], [1], {"id": 1}.items())],
+        (ROWS, "di", "persist/key names the columns ['di']"),
+        ([{"id": 1, "name": "a"}, {"id": 2, "name": 3}], ["id"], "column 'name' has values of different kinds"),
+        (UNTYPED, ["id"], "column 'tags'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stored_is_refused_with_what_may_be(
+    value: Any, key: Any, words: str, client: persist.Client, store: Store
 ) -> None:
-    error = failure(folder, instance, asset_of(EMPTY[kind]))
-    assert "persist/schema" in error.message
-    assert "list[Customer]" in error.message
+    assert words in store.failure(asset_of(lambda: value, {"persist/key": key})).message
     assert client.shards() == []
 
 
@@ -168,96 +168,88 @@ def test_an_empty_table_whose_columns_are_not_known_is_refused_with_how_to_say_t
     ],
     ids=["mapping", "schema", "arrow", "model"],
 )  # fmt: skip
-def test_an_empty_list_with_a_declared_schema_is_stored(
-    schema: Any, client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_an_empty_list_with_a_declared_schema_is_stored(schema: Any, client: persist.Client, store: Store) -> None:
     metadata = {**KEY, "persist/schema": schema}
-    result = run(folder, instance, asset_of(list, metadata))
+    result = store.run(asset_of(list, metadata))
     assert result.asset_materializations_for_node("customers")[0].metadata["rows"].value == 0
     assert rows(client) == []
-    run(folder, instance, asset_of(lambda: ROWS, metadata))
+    store.run(asset_of(lambda: ROWS, metadata))
     assert rows(client) == ROWS
     assert client.inspect("customers").state.schemas[-1].key_names == ["id"]
 
 
-def test_an_annotated_model_is_the_schema(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
+def test_an_annotated_model_is_the_schema(client: persist.Client, store: Store) -> None:
     @dg.asset(metadata=KEY)
     def customers() -> list[Customer]:
         return []
 
-    run(folder, instance, customers)
+    store.run(customers)
     assert str(client.inspect("customers").state.schemas[-1]) == "(id: int64 not null) -> (name: string)"
 
 
-def test_none_stores_nothing_and_says_so(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
-    run(folder, instance, asset_of(lambda: TABLE))
-    result = run(folder, instance, asset_of(lambda: None))
+def test_none_stores_nothing_and_says_so(client: persist.Client, store: Store) -> None:
+    store.run(asset_of(lambda: TABLE))
+    result = store.run(asset_of(lambda: None))
     metadata = result.asset_materializations_for_node("customers")[0].metadata
     assert metadata["stored"].value == "nothing, as the asset returned None"
     assert rows(client) == ROWS
 
 
 def test_a_column_without_any_value_keeps_its_type_and_is_refused_where_it_has_none(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    client: persist.Client, store: Store
 ) -> None:
-    error = failure(folder, instance, asset_of(lambda: [{"id": 1, "name": None}]))
+    error = store.failure(asset_of(lambda: [{"id": 1, "name": None}]))
     assert "column 'name' has no value in any row" in error.message
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a", "cents": 7}]))
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": None, "cents": None}]))
+    store.run(asset_of(lambda: [{"id": 1, "name": "a", "cents": 7}]))
+    store.run(asset_of(lambda: [{"id": 1, "name": None, "cents": None}]))
     assert rows(client) == [{"id": 1, "name": None, "cents": None}]
-    run(folder, instance, asset_of(lambda: pd.DataFrame({"id": [1, 2], "name": [None, None], "cents": [None, 5]})))
+    store.run(asset_of(lambda: pd.DataFrame({"id": [1, 2], "name": [None, None], "cents": [None, 5]})))
     assert rows(client)[1] == {"id": 2, "name": None, "cents": 5}, "pandas made a float of it"
     assert len(client.inspect("customers").state.schemas) == 1
 
 
-def test_added_columns_keep_the_constraints_of_a_schema(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_added_columns_keep_the_constraints_of_a_schema(client: persist.Client, store: Store) -> None:
     stored = persist.Schema({"id": "int64"}, {"name": "string"}, unique=True, non_negative=True)
     client.open_writer("customers", stored)
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}]))
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a", "vip": True}]))
+    store.run(asset_of(lambda: [{"id": 1, "name": "a"}]))
+    store.run(asset_of(lambda: [{"id": 1, "name": "a", "vip": True}]))
     schema = client.inspect("customers").state.schemas[-1]
     assert str(schema) == "(id: int64) -> (name: string, vip: bool), unique, non_negative"
     assert rows(client) == [{"id": 1, "name": "a", "vip": True}]
 
 
-def test_constraints_that_the_shard_cannot_get_any_more_are_refused(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_constraints_that_the_shard_cannot_get_any_more_are_refused(client: persist.Client, store: Store) -> None:
     plain = persist.Schema({"id": "int64"}, {"name": "string"})
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": plain}))
+    store.run(asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": plain}))
     before = client.inspect("customers").seqno
     strict = persist.Schema({"id": "int64"}, {"name": "string"}, unique=True)
-    error = failure(folder, instance, asset_of(lambda: [{"id": 2, "name": "b"}], {"persist/schema": strict}))
+    error = store.failure(asset_of(lambda: [{"id": 2, "name": "b"}], {"persist/schema": strict}))
     assert "says that its shard is unique (persist/schema), and the shard has the schema" in error.message
     assert client.inspect("customers").seqno == before
     assert rows(client) == [{"id": 1, "name": "a"}]
 
 
 def test_contents_that_break_a_constraint_are_refused_and_nothing_is_stored(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    client: persist.Client, store: Store
 ) -> None:
     strict = persist.Schema({"id": "int64"}, {"name": "string"}, times="ms", unique=True)
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": strict}))
+    store.run(asset_of(lambda: [{"id": 1, "name": "a"}], {"persist/schema": strict}))
     twice = [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}, {"id": 2, "name": "d"}]
-    error = failure(folder, instance, asset_of(lambda: twice, {"persist/schema": strict}))
+    error = store.failure(asset_of(lambda: twice, {"persist/schema": strict}))
     assert "the schema says unique" in error.message
     assert rows(client) == [{"id": 1, "name": "a"}]
-    run(folder, instance, asset_of(lambda: [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}]))
+    store.run(asset_of(lambda: [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}]))
     assert rows(client) == [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}], "a schema without them leaves them"
 
 
-def test_added_columns_evolve_the_schema_and_old_rows_have_null_in_them(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    run(folder, instance, asset_of(lambda: ROWS))
+def test_added_columns_evolve_the_schema_and_old_rows_have_null_in_them(client: persist.Client, store: Store) -> None:
+    store.run(asset_of(lambda: ROWS))
     day = dt.date(2026, 11, 22)
     wider: list[dict[str, Any]] = [
         {"id": 1, "since": day, "name": "a", "vip": True},
         {"id": 2, "since": None, "name": None, "vip": None},
     ]
-    result = run(folder, instance, asset_of(lambda: wider))
+    result = store.run(asset_of(lambda: wider))
     assert result.asset_materializations_for_node("customers")[0].metadata["updates"].value == 2, "only the first"
     assert rows(client) == [
         {"id": row["id"], "name": row["name"], "since": row["since"], "vip": row["vip"]} for row in wider
@@ -279,60 +271,39 @@ def test_added_columns_evolve_the_schema_and_old_rows_have_null_in_them(
     ],
 )
 def test_a_removed_or_changed_column_is_refused_in_words(
-    value: Any, metadata: dict[str, Any], words: str, client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    value: Any, metadata: dict[str, Any], words: str, client: persist.Client, store: Store
 ) -> None:
-    run(folder, instance, asset_of(lambda: ROWS))
+    store.run(asset_of(lambda: ROWS))
     before = client.inspect("customers").state.upper
-    error = failure(folder, instance, asset_of(lambda: value, metadata))
+    error = store.failure(asset_of(lambda: value, metadata))
     assert words in error.message
     assert client.inspect("customers").state.upper == before
     assert rows(client) == ROWS
 
 
-@pytest.mark.parametrize("key", [7, [], [1], {"id": 1}.items()])
-def test_a_key_that_names_no_columns_is_refused(key: Any, folder: Path, instance: dg.DagsterInstance) -> None:
-    error = failure(folder, instance, asset_of(lambda: ROWS, {"persist/key": key}))
-    assert "persist/key names the key columns" in error.message
-
-
-def test_one_key_column_may_be_named_without_a_list(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    run(folder, instance, asset_of(lambda: ROWS, {"persist/key": "id"}))
+def test_one_key_column_may_be_named_without_a_list(client: persist.Client, store: Store) -> None:
+    store.run(asset_of(lambda: ROWS, {"persist/key": "id"}))
     assert client.inspect("customers").state.schemas[-1].key_names == ["id"]
-    error = failure(folder, instance, asset_of(lambda: ROWS, {"persist/key": "di", "persist/table": "other"}))
-    assert "persist/key names the columns ['di']" in error.message
 
 
-def test_values_of_different_kinds_are_refused_by_their_column(folder: Path, instance: dg.DagsterInstance) -> None:
-    error = failure(folder, instance, asset_of(lambda: [{"id": 1, "name": "a"}, {"id": 2, "name": 3}]))
-    assert "column 'name' has values of different kinds" in error.message
-
-
-def test_a_column_of_lists_is_stored(client: persist.Client, folder: Path, instance: dg.DagsterInstance) -> None:
-    run(folder, instance, asset_of(lambda: [{"id": 1, "tags": ["a", None]}]))
+def test_a_column_of_lists_is_stored(client: persist.Client, store: Store) -> None:
+    store.run(asset_of(lambda: [{"id": 1, "tags": ["a", None]}]))
     assert rows(client) == [{"id": 1, "tags": ["a", None]}]
 
 
-def test_a_column_of_no_type_is_refused_by_its_name(folder: Path, instance: dg.DagsterInstance) -> None:
-    untyped = pa.table({"id": pa.array([1], pa.int64()), "tags": pa.array([None], pa.null())})
-    error = failure(folder, instance, asset_of(lambda: untyped))
-    assert "column 'tags'" in error.message
-
-
 def test_late_updates_are_counted_as_skipped_and_none_at_all_complete_no_time(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    client: persist.Client, store: Store
 ) -> None:
     def updates(*times: int) -> pa.Table:
         count = len(times)
         return pa.table({"id": pa.array(range(count), pa.int64()), "_time": pa.array(times, pa.uint64())})
 
-    run(folder, instance, asset_of(updates))
-    result = run(folder, instance, asset_of(lambda: updates(0, 1)))
+    store.run(asset_of(updates))
+    result = store.run(asset_of(lambda: updates(0, 1)))
     assert result.asset_materializations_for_node("customers")[0].metadata["updates"].value == 2, (
         "time 0 was still open"
     )
-    result = run(folder, instance, asset_of(lambda: updates(1, 2)))
+    result = store.run(asset_of(lambda: updates(1, 2)))
     metadata = result.asset_materializations_for_node("customers")[0].metadata
     assert (metadata["updates"].value, metadata["skipped"].value) == (1, 1)
 

@@ -13,7 +13,7 @@ import persist_lib as persist
 from orchestration.io_manager import PersistIOManager
 from orchestration.run import run_maintenance
 from persist_lib.errors import InvalidUsage, SchemaMismatch, SinceViolation
-from tests.orchestration.storing import failure, resources, run
+from tests.orchestration.storing import Store, resources
 from tests.orchestration.test_io_runs import Rows, changing, consumer_of, observations, status
 
 pytestmark = pytest.mark.dagster
@@ -49,12 +49,12 @@ MOVES = pa.table({
 
 
 def test_contents_are_stored_as_of_now_and_an_unchanged_rerun_appends_nothing(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    client: persist.Client, store: Store
 ) -> None:
     rows: Rows = [{"id": 1}]
     orders, total = snapshots(rows), consumer_of([])
     before = dt.datetime.now(dt.UTC)
-    found = stored(run(folder, instance, orders, total), "orders")
+    found = stored(store.run(orders, total), "orders")
     after = dt.datetime.now(dt.UTC)
     with client.open_reader("orders") as reader:
         moment = reader.schema.moment(found["as_of"])
@@ -63,13 +63,13 @@ def test_contents_are_stored_as_of_now_and_an_unchanged_rerun_appends_nothing(
         assert before - dt.timedelta(milliseconds=1) <= moment <= after
         assert found["as_of_time"] == reader.schema.show(found["as_of"])
         assert found["upper"] == reader.schema.show(found["as_of"] + 1)
-    again = stored(run(folder, instance, orders, total), "orders")
+    again = stored(store.run(orders, total), "orders")
     assert (again["as_of"], again["updates"]) == (found["as_of"], 0)
-    assert status(instance, [orders, total], "total") == StaleStatus.FRESH
+    assert status(store.instance, [orders, total], "total") == StaleStatus.FRESH
     rows.append({"id": 2})
-    later = stored(run(folder, instance, orders), "orders")
+    later = stored(store.run(orders), "orders")
     assert later["as_of"] > found["as_of"]
-    assert status(instance, [orders, total], "total") == StaleStatus.STALE
+    assert status(store.instance, [orders, total], "total") == StaleStatus.STALE
 
 
 @pytest.mark.parametrize(
@@ -80,37 +80,33 @@ def test_contents_are_stored_as_of_now_and_an_unchanged_rerun_appends_nothing(
     ],
     ids=repr,
 )  # fmt: skip
-def test_an_input_is_read_as_of_a_moment_however_it_is_written(
-    as_of: Any, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_an_input_is_read_as_of_a_moment_however_it_is_written(as_of: Any, store: Store) -> None:
     seen: list[Any] = []
     orders, total = updates(MOVES), consumer_of(seen, metadata={"persist/as_of": as_of})
-    run(folder, instance, orders)
-    done = run(folder, instance, orders, total, selection=[total])
+    store.run(orders)
+    done = store.run(orders, total, selection=[total])
     assert seen == [[{"id": 1, "state": "new"}, {"id": 2, "state": "new"}]]
-    (read,) = observations(instance, done.run_id)
+    (read,) = observations(store.instance, done.run_id)
     assert read["as_of_time"].startswith("2026-11-22T13:")
     assert read["read"] == {"orders": read["as_of"]}
-    assert status(instance, [orders, total], "total") == StaleStatus.STALE, "it was made of what is not the newest"
+    assert status(store.instance, [orders, total], "total") == StaleStatus.STALE, (
+        "it was made of what is not the newest"
+    )
 
 
 @pytest.mark.parametrize(
     "tag", ["2026-11-22T12:30Z", '"2026-11-22T12:30Z"', '{"orders": "2026-11-22 13:30+01:00"}', "1795350600000"]
 )
-def test_a_run_reads_as_of_the_moment_of_its_tag_and_a_later_run_the_same_again(
-    tag: str, folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_a_run_reads_as_of_the_moment_of_its_tag_and_a_later_run_the_same_again(tag: str, store: Store) -> None:
     seen: list[Any] = []
     orders, total = updates(MOVES), consumer_of(seen)
-    run(folder, instance, orders)
-    done = run(folder, instance, orders, total, selection=[total], tags={"persist/as_of": tag})
-    run(folder, instance, orders, total, selection=[total], tags={"persist/inputs_of": done.run_id})
+    store.run(orders)
+    done = store.run(orders, total, selection=[total], tags={"persist/as_of": tag})
+    store.run(orders, total, selection=[total], tags={"persist/inputs_of": done.run_id})
     assert seen == [[{"id": 1, "state": "new"}]] * 2
 
 
-def test_ago_is_reckoned_from_when_the_run_was_created_for_all_its_inputs(
-    folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_ago_is_reckoned_from_when_the_run_was_created_for_all_its_inputs(store: Store) -> None:
     now = dt.datetime.now(dt.UTC).replace(microsecond=0)
     table = pa.table({"id": [1, 2, 3], "_time": [now - dt.timedelta(hours=2), now - dt.timedelta(minutes=30), now]})
     seen: list[Any] = []
@@ -121,10 +117,10 @@ def test_ago_is_reckoned_from_when_the_run_was_created_for_all_its_inputs(
         seen.append(orders)
         return [{"rows": len(orders)}]
 
-    run(folder, instance, orders)
-    done = run(folder, instance, orders, first, other, selection=[first, other], tags={"persist/as_of": "1 hour ago"})
+    store.run(orders)
+    done = store.run(orders, first, other, selection=[first, other], tags={"persist/as_of": "1 hour ago"})
     assert seen == [[{"id": 1}]] * 2
-    assert len({read["as_of"] for read in observations(instance, done.run_id)}) == 1
+    assert len({read["as_of"] for read in observations(store.instance, done.run_id)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,19 +136,19 @@ def test_ago_is_reckoned_from_when_the_run_was_created_for_all_its_inputs(
     ],
 )  # fmt: skip
 def test_a_moment_that_cannot_be_read_is_refused_in_words(
-    tag: str, kind: type[Exception], words: str, client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    tag: str, kind: type[Exception], words: str, client: persist.Client, store: Store
 ) -> None:
     orders, total = updates(MOVES), consumer_of([])
-    run(folder, instance, orders)
+    store.run(orders)
     if kind is SinceViolation:
         with client.open_reader("orders") as reader:
             reader.downgrade_since(NOON + dt.timedelta(hours=1))
-    error = failure(folder, instance, orders, total, selection=[total], tags={"persist/as_of": tag})
+    error = store.failure(orders, total, selection=[total], tags={"persist/as_of": tag})
     assert type(error) is kind
     assert words in error.message
 
 
-def test_partitions_are_read_each_as_of_its_own_moment(folder: Path, instance: dg.DagsterInstance) -> None:
+def test_partitions_are_read_each_as_of_its_own_moment(store: Store) -> None:
     parts = dg.StaticPartitionsDefinition(["eu", "us"])
 
     @dg.asset(name="orders", metadata=CLOCK, partitions_def=parts)
@@ -161,39 +157,36 @@ def test_partitions_are_read_each_as_of_its_own_moment(folder: Path, instance: d
 
     seen: list[Any] = []
     for key in parts.get_partition_keys():
-        run(folder, instance, orders, partition_key=key)
+        store.run(orders, partition_key=key)
     total = consumer_of(seen)
     tags = {"persist/as_of": '{"orders": {"eu": "2026-11-22T12:00Z", "us": "2026-11-22T13:00Z"}}'}
-    run(folder, instance, orders, total, selection=[total], tags=tags)
+    store.run(orders, total, selection=[total], tags=tags)
     assert [row["id"] for row in seen[0]] == [1, 1, 2]
 
 
 def test_what_times_are_is_said_in_the_schema_or_beside_it_and_kept_when_columns_are_added(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
+    client: persist.Client, store: Store
 ) -> None:
     schema = persist.Schema({"id": "int64"}, {"state": "string"}, times="us")
-    run(folder, instance, updates(MOVES, **{"persist/times": None, "persist/schema": schema}))
+    store.run(updates(MOVES, **{"persist/times": None, "persist/schema": schema}))
     assert client.inspect("orders").state.schemas == (schema,)
     wider = MOVES.append_column("note", pa.array(["x"] * 4)).set_column(
         3, "_time", pa.array([NOON + dt.timedelta(days=1)] * 4)
     )
-    run(folder, instance, updates(wider, **{"persist/times": None}))
+    store.run(updates(wider, **{"persist/times": None}))
     assert client.inspect("orders").state.times == "us"
-    error = failure(folder, instance, updates(wider))
+    error = store.failure(updates(wider))
     assert isinstance(error, SchemaMismatch)
     assert "a clock in ms" in error.message
     assert "times=us" in error.message
 
 
-def test_a_clock_that_an_older_shard_does_not_have_is_refused(folder: Path, instance: dg.DagsterInstance) -> None:
-    run(folder, instance, changing([{"id": 1}]))
-    assert "never changes" in failure(folder, instance, snapshots([{"id": 1}])).message
-    assert (
-        "persist/times in the asset's metadata"
-        in failure(folder, instance, snapshots([], **{"persist/times": "s"})).message
-    )
+def test_a_clock_that_an_older_shard_does_not_have_is_refused(store: Store) -> None:
+    store.run(changing([{"id": 1}]))
+    assert "never changes" in store.failure(snapshots([{"id": 1}])).message
+    assert "persist/times in the asset's metadata" in store.failure(snapshots([], **{"persist/times": "s"})).message
     plain = updates(MOVES, **{"persist/times": None, "persist/table": "other"})
-    assert "plain integers, not a clock" in failure(folder, instance, plain).message
+    assert "plain integers, not a clock" in store.failure(plain).message
 
 
 def test_the_duties_report_moments_beside_the_integers_that_are_drawn(client: persist.Client, folder: Path) -> None:
@@ -215,9 +208,7 @@ def test_the_duties_report_moments_beside_the_integers_that_are_drawn(client: pe
     assert all("2026-11-22T" in text and "17953" not in text for text in says)
 
 
-def test_the_times_of_a_new_table_are_those_of_the_manager_where_nothing_else_says_them(
-    folder: Path, instance: dg.DagsterInstance
-) -> None:
+def test_the_times_of_a_new_table_are_those_of_the_manager_where_nothing_else_says_them(store: Store) -> None:
     """By default milliseconds, as in a table that `db.table` makes."""
     assert PersistIOManager.model_fields["times"].default == "ms"
 
@@ -234,11 +225,13 @@ def test_the_times_of_a_new_table_are_those_of_the_manager_where_nothing_else_sa
         rows("told", **{"persist/schema": persist.Schema({"id": "int64"}, times="us")}),
     ]  # fmt: skip
     for _ in range(2):
-        dg.materialize(assets, instance=instance, resources=resources(folder, "ms"))
-    with persist.open(f"file:{folder}", read_only=True) as client:
+        dg.materialize(assets, instance=store.instance, resources=resources(store.folder, "ms"))
+    with persist.open(f"file:{store.folder}", read_only=True) as client:
         found = {name: client.table(name).schema.times for name in ("new", "plain", "fine", "brought", "told")}
         assert client.table("new").read().to_pylist() == [{"id": 1}]
     assert found == {"new": "ms", "plain": None, "fine": "us", "brought": None, "told": "us"}
-    dg.materialize([rows("new")], instance=instance, resources=resources(folder, "none"))  # it is there, and stays
+    dg.materialize(
+        [rows("new")], instance=store.instance, resources=resources(store.folder, "none")
+    )  # it is there, and stays
     with pytest.raises(InvalidUsage, match="times"):
-        dg.materialize([rows("more")], instance=instance, resources=resources(folder, "s"))
+        dg.materialize([rows("more")], instance=store.instance, resources=resources(store.folder, "s"))

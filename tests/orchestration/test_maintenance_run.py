@@ -75,27 +75,17 @@ def test_a_poisoned_shard_stops_no_other_and_fails_the_run_by_its_name(
     client: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     models = {name: write(client, name, batches=4, rows=200, seed=i) for i, name in enumerate(("a", "bad", "c"))}
-    damage_a_part(folder, "bad")
+    victim = damage_a_part(folder, "bad")
     report = run(folder, instance, engine="local")
     assert not report.success
     assert report.failure.startswith("Failed, 1 of 3 shards: bad (compaction: Corrupt: ")
+    assert victim.name in report.failure
     assert report.failure.endswith("Done: 2.")
     assert instance.get_materialized_partitions(dg.AssetKey("compaction")) == {"a", "c"}
     assert "bad" in instance.get_materialized_partitions(dg.AssetKey("garbage"))
     for name in ("a", "c"):
         assert client.census(name).batches == 1
         check(client, name, models[name])
-
-
-def test_a_damaged_part_fails_the_scrub_s_check(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    write(client, "s", batches=1, rows=200)
-    victim = damage_a_part(folder, "s")
-    report = run(folder, instance, job="scrub")
-    assert [verdict.check for verdict in report.failed_checks] == ["parts_undamaged"]
-    assert victim.name in report.failed_checks[0].says
-    assert not report.success
 
 
 def test_too_many_batches_fail_the_census_s_check(

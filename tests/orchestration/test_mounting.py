@@ -11,9 +11,9 @@ import pytest
 
 import persist_lib as persist
 from orchestration.definitions import build_definitions
-from orchestration.duties import DUTIES
 from orchestration.settings import Settings
 from persist_lib.errors import InvalidUsage
+from tests.orchestration.test_definitions import ASSETS
 from tests.spark.collections import SMALL, write
 
 pytestmark = pytest.mark.dagster
@@ -49,7 +49,7 @@ def test_two_locations_in_one_code_location_share_no_name_and_load(tmp_path: Pat
     assert not names(eu) & names(plain)
     merged = dg.Definitions.merge(eu, us, plain)
     dg.Definitions.validate_loadable(merged)
-    assert len(merged.resolve_all_asset_specs()) == 3 * (len(DUTIES) + 9)
+    assert len(merged.resolve_all_asset_specs()) == 3 * len(ASSETS)
     assert names(merged) == names(eu) | names(us) | names(plain)
     assert {spec.group_name for spec in eu.resolve_all_asset_specs()} == {"eu", "eu_data"}
     checks = set(merged.resolve_asset_graph().asset_check_keys)
@@ -101,15 +101,4 @@ def test_a_prefix_may_be_one_name_or_none() -> None:
     one = build_definitions(name="eu", key_prefix="lake")
     assert {spec.key.path[0] for spec in one.resolve_all_asset_specs()} == {"lake"}
     bare = build_definitions(name="eu", key_prefix=[])
-    assert {spec.key.to_user_string() for spec in bare.resolve_all_asset_specs()} == {
-        *DUTIES,
-        "collections",
-        "sources",
-        "pending",
-        "erasures",
-        "plans",
-        "health",
-        "fleet",
-        "shard_page",
-        "tables",
-    }
+    assert {spec.key.to_user_string() for spec in bare.resolve_all_asset_specs()} == ASSETS

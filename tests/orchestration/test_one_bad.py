@@ -14,17 +14,16 @@ from dagster._core.errors import ScheduleExecutionError
 
 import persist_lib as persist
 from orchestration import duties
-from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
-from orchestration.settings import Settings
 from persist_lib.catalog.describe import Tended
 from persist_lib.catalog.renditions import Renditions, Timeline
 from persist_lib.errors import Corrupt, Determinate
 from persist_lib.sources import Custom, Files, SourceDescription, Sources
 from persist_lib.timeline import Lag, Tables
+from tests.orchestration.runs import defined, ticked, why
 from tests.orchestration.test_sensors_and_schedules import tick
 from tests.orchestration.test_sources import SCHEMA, Fed, asked, run
-from tests.spark.collections import SMALL, write
+from tests.spark.collections import write
 
 pytestmark = pytest.mark.dagster
 ON_DISK = True
@@ -32,7 +31,7 @@ ON_DISK = True
 
 @pytest.fixture
 def definitions(folder: Path) -> dg.Definitions:
-    return build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    return defined(folder)
 
 
 def three_sources(client: persist.Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Fed:
@@ -84,11 +83,9 @@ def test_a_run_ingests_the_other_sources_and_names_the_bad_one(
     fed = three_sources(client, tmp_path / "in", monkeypatch)
     done = run(folder, instance, sources=["broken", "hidden", "good"])
     assert not done.success
-    (failed,) = [event for event in done.all_events if event.is_step_failure]
-    why = failed.step_failure_data.user_failure_data.description or ""  # type: ignore[union-attr]
-    assert "2 of 3 sources" in why
-    assert "the feed has no door" in why
-    assert "KeyError: 'c0123'" in why
+    assert "2 of 3 sources" in why(done)
+    assert "the feed has no door" in why(done)
+    assert "KeyError: 'c0123'" in why(done)
     assert fed.count("good") == 1
     fed.sources.close()
     fed.controller.close()
@@ -107,7 +104,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_collections_are_tended_beside_a_damaged_one(
-    client: persist.Client, definitions: dg.Definitions, instance: dg.DagsterInstance, given: Persist,
+    client: persist.Client, folder: Path, definitions: dg.Definitions, instance: dg.DagsterInstance,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     controller = client.controller()
@@ -126,22 +123,15 @@ def test_other_collections_are_tended_beside_a_damaged_one(
     assert isinstance(planned, Tended)
     assert {step.collection for step in planned.steps} >= {"orders", "bills"}
 
-    def scheduled() -> Any:
-        schedule = definitions.resolve_schedule_def("collections_schedule")
-        with dg.build_schedule_context(instance=instance, resources={"persist": given}) as context:
-            return schedule.evaluate_tick(context)
-
-    assert len(scheduled().run_requests) == 1
+    assert len(ticked(folder, instance, "collections_schedule").run_requests) == 1
     done = definitions.resolve_job_def("collections").execute_in_process(instance=instance, raise_on_error=False)
     assert not done.success
-    (failed,) = [event for event in done.all_events if event.is_step_failure]
-    why = failed.step_failure_data.user_failure_data.description or ""  # type: ignore[union-attr]
-    assert "bad: Corrupt: its bytes are not what was written" in why
+    assert "bad: Corrupt: its bytes are not what was written" in why(done)
     acted = {event.partition for event in done.get_asset_materialization_events()}
     assert acted == {"orders", "bills", "accounts"}
     assert set(instance.get_dynamic_partitions("persist_collections")) >= {"bad", "orders"}
     with pytest.raises(ScheduleExecutionError) as red:
-        scheduled()
+        ticked(folder, instance, "collections_schedule")
     assert "bad: Corrupt: its bytes" in str(red.value.__cause__)
     controller.close()
 

@@ -17,7 +17,8 @@ from persist_lib import pending_area
 from persist_lib.sources.alerts import CHECKS
 from persist_lib.sources.kinds import owners_of
 from scripts.dagster_home import make_home
-from tests.orchestration.test_passes import failure, run
+from tests.orchestration.runs import why
+from tests.orchestration.test_passes import run
 from tests.orchestration.test_sensors_and_schedules import skipped, tick
 from tests.orchestration.test_sources import Fed
 from tests.spark.collections import SCHEMA, SMALL, damage_a_part, write
@@ -96,7 +97,7 @@ def test_a_shard_with_a_minted_name_says_whose_it_is(
     assert whose in found.metadata["report"].value
     assert all((one.description or "").startswith(whose) for one in done.get_asset_check_evaluations())
     damage_a_part(folder, shard)
-    assert f"{shard} ({whose})" in failure(run(folder, instance, "scrub", shards=[shard]))
+    assert f"{shard} ({whose})" in why(run(folder, instance, "scrub", shards=[shard]))
 
 
 def is_green(instance: dg.DagsterInstance, what: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,15 @@ import pytest
 from dagster._core.loader import LoadingContextForTest
 
 import persist_lib as persist
-from orchestration.definitions import build_definitions
-from orchestration.settings import Settings
-from tests.spark.collections import SMALL, check, damage_a_part, parts_of, write
+from tests.orchestration.runs import defined, execute, observed, why
+from tests.spark.collections import damage_a_part, parts_of, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
 
 
 def run(folder: Path, instance: dg.DagsterInstance, job: str, **config: Any) -> dg.ExecuteInProcessResult:
-    """One run of a job, as a schedule or an operator starts it."""
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
-    chosen: Mapping[str, Any] = {"ops": {f"{job}_of_shards": {"config": {"engine": "local", **config}}}}
-    return definitions.resolve_job_def(job).execute_in_process(
-        instance=instance, run_config=chosen, raise_on_error=False
-    )
+    """One run of a job over shards, in this process."""
+    return execute(folder, instance, job, f"{job}_of_shards", {"engine": "local", **config})
 
 
 def recorded(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
@@ -44,16 +38,8 @@ def recorded(result: dg.ExecuteInProcessResult) -> list[tuple[str, str | None]]:
 
 
 def summary(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    (one,) = [
-        event.asset_observation_data.asset_observation for event in result.all_events if event.is_asset_observation
-    ]
+    (one,) = observed(result)
     return {name: value.value for name, value in one.metadata.items()}
-
-
-def failure(result: dg.ExecuteInProcessResult) -> str:
-    (event,) = [event for event in result.all_events if event.is_step_failure]
-    data = event.step_failure_data.user_failure_data
-    return str(data.description if data else event.step_failure_data.error)
 
 
 def events(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> int:
@@ -136,7 +122,8 @@ def test_damage_fails_every_scrub_until_it_is_mended(
     for _ in range(2):
         result = run(folder, instance, "scrub")
         assert not result.success
-        named.update(re.findall(r"bad.*?batch (.+?): ", failure(result), re.DOTALL))
+        assert victim.name in why(result)
+        named.update(re.findall(r"bad.*?batch (.+?): ", why(result), re.DOTALL))
         assert shown(instance, "scrub", "parts_undamaged")[1] == "FAILED"
     assert len(named) == 1, "the same batch"
     flip_a_bit([victim])
@@ -151,9 +138,9 @@ def test_a_shard_that_is_not_there_fails_at_once_and_nothing_is_done(
     before = client.inspect("orders").seqno
     result = run(folder, instance, "compaction", shards=["orders", "odrers"])
     assert not result.success
-    assert "'odrers'" in failure(result)
-    assert "Nothing was done" in failure(result)
-    assert "orders" in failure(result)
+    assert "'odrers'" in why(result)
+    assert "Nothing was done" in why(result)
+    assert "orders" in why(result)
     assert client.inspect("orders").seqno == before
     assert "odrers" not in instance.get_dynamic_partitions("persist_shards")
 
@@ -172,7 +159,7 @@ def test_configuration_that_cannot_be_is_refused_at_once(
     write(client, "s", batches=6, rows=3)
     result = run(folder, instance, "compaction", **config)
     assert not result.success
-    assert says in failure(result)
+    assert says in why(result)
     assert client.census("s").batches == 6
 
 
@@ -180,23 +167,8 @@ def test_a_location_that_is_not_there_is_not_created(tmp_path: Path, instance: d
     folder = tmp_path / "typing-error"
     result = run(folder, instance, "compaction")
     assert not result.success
-    assert str(folder) in failure(result)
+    assert str(folder) in why(result)
     assert not folder.exists()
-
-
-def test_the_failure_names_what_failed_first_with_its_reason_and_the_others_are_done(
-    client: persist.Client, folder: Path, instance: dg.DagsterInstance
-) -> None:
-    models = {name: write(client, name, batches=4, rows=200, seed=i) for i, name in enumerate(("a", "bad", "c"))}
-    victim = damage_a_part(folder, "bad")
-    result = run(folder, instance, "compaction")
-    said = failure(result)
-    assert said.startswith("Failed, 1 of 3 shards: bad (compaction: Corrupt: ")
-    assert victim.name in said
-    assert said.endswith("Done: 2.")
-    for name in ("a", "c"):
-        assert client.census(name).batches == 1
-        check(client, name, models[name])
 
 
 def test_a_partition_on_which_a_job_failed_is_red_until_a_job_succeeds_on_it(
@@ -309,7 +281,7 @@ def test_a_run_of_checks_alone_judges_and_changes_nothing(
     part.with_name("0" * len(part.stem) + part.suffix).write_bytes(part.read_bytes())
     before = client.inspect("s").seqno
     instance.add_dynamic_partitions("persist_shards", ["s"])
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    definitions = defined(folder)
     check = dg.AssetCheckKey(dg.AssetKey("orphans"), "no_orphan")
     job = definitions.get_repository_def().get_job("__ASSET_JOB")
     alone = job.get_subset(asset_selection=set(), asset_check_selection={check})

@@ -20,7 +20,7 @@ from orchestration.settings import Settings
 from orchestration.stopping import BY_ITSELF, CANCELS, next_ticks
 from persist_lib.core.duties import NAMES
 from tests.orchestration.test_passes import run, summary
-from tests.orchestration.test_sensors_and_schedules import shards_of, tick
+from tests.orchestration.test_sensors_and_schedules import shards_of, skipped, tick
 from tests.spark.collections import SMALL, write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
@@ -31,16 +31,6 @@ WHO: dict[str, Any] = {"owner": "ann", "reason": "the bucket is copied"}
 @pytest.fixture
 def repository(folder: Path) -> dg.RepositoryDefinition:
     return build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
-
-
-def scheduled(repository: dg.RepositoryDefinition, instance: dg.DagsterInstance, given: Persist, name: str) -> str:
-    """Why a schedule starts no run; empty if it does."""
-    with dg.build_schedule_context(
-        instance=instance, repository_def=repository, resources={"persist": given},
-        scheduled_execution_time=dt.datetime.now(dt.UTC),
-    ) as context:  # fmt: skip
-        data = repository.get_schedule_def(f"{name}_schedule").evaluate_tick(context)
-    return "" if data.run_requests else data.skip_message or "?"
 
 
 def said(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
@@ -62,8 +52,9 @@ def test_nothing_asks_for_what_is_paused_and_each_page_says_so(
     assert (client.census("a").batches, client.census("b").batches) == (6, 1)
     idle: Any = tick(repository, "compaction_debt", instance, given)
     assert "1 are not compacted, as that is paused" in idle.skip_message
-    assert scheduled(repository, instance, given, "compaction").endswith("on 1 of them it is paused")
-    assert scheduled(repository, instance, given, "census") == "", "to count changes nothing"
+    asked = skipped(repository, "compaction_schedule", instance, given)
+    assert asked.endswith("on 1 of them it is paused")
+    assert skipped(repository, "census_schedule", instance, given) == "", "to count changes nothing"
 
 
 def test_a_run_that_a_person_starts_leaves_what_is_paused_and_says_by_whom(

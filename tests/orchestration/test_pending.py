@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ import dagster as dg
 import pytest
 
 import persist_lib as persist
-from orchestration.definitions import build_definitions
-from orchestration.resources import Persist
-from orchestration.settings import Settings
 from persist_lib import pending_area
 from persist_lib.location.api import Newest
 from persist_lib.location.open import open_location
+from tests.orchestration.runs import execute, ticked, why
 from tests.unit.pending_area.areas import said
 from tests.worlds import SCHEMA
 
@@ -38,20 +35,11 @@ def put(folder: Path, name: str, writer: str, lower: int, upper: int, word: str 
 
 
 def run(folder: Path, instance: dg.DagsterInstance, **config: object) -> dg.ExecuteInProcessResult:
-    given = Persist(location=f"file:{folder}")
-    return build_definitions(Settings(location=f"file:{folder}")).resolve_job_def("pending").execute_in_process(
-        instance=instance, resources={"persist": given}, raise_on_error=False,
-        run_config={"ops": {"absorption_of_pending": {"config": config}}},
-    )  # fmt: skip
+    return execute(folder, instance, "pending", "absorption_of_pending", config, config={})
 
 
 def tick(folder: Path, instance: dg.DagsterInstance) -> Any:
-    repository = build_definitions(Settings(location=f"file:{folder}")).get_repository_def()
-    with dg.build_schedule_context(
-        instance=instance, scheduled_execution_time=dt.datetime(2026, 11, 23, tzinfo=dt.UTC), repository_def=repository,
-        resources={"persist": Persist(location=f"file:{folder}")},
-    ) as context:  # fmt: skip
-        return repository.get_schedule_def("pending_schedule").evaluate_tick(context)
+    return ticked(folder, instance, "pending_schedule", config={})
 
 
 def test_what_is_due_is_absorbed_and_then_nothing_is_due(folder: Path, instance: dg.DagsterInstance):
@@ -83,8 +71,7 @@ def test_a_damaged_shard_is_named_and_the_others_are_absorbed(folder: Path, inst
     done = run(folder, instance)
     assert not done.success
     assert [event.partition for event in done.get_asset_materialization_events()] == ["readings"]
-    [failure] = [event for event in done.all_events if event.is_step_failure]
-    assert "1 of 2 collections: others (" in str(failure.step_failure_data.user_failure_data)
+    assert "1 of 2 collections: others (" in why(done)
     assert len(tick(folder, instance).run_requests) == 1, "red until it is mended"
 
 
@@ -96,10 +83,7 @@ def test_writers_that_disagree_fail_the_run_and_the_others_are_absorbed(folder: 
     assert not done.success
     found = {one.partition: one.materialization.metadata for one in done.get_asset_materialization_events()}
     assert {name: metadata["in_dispute"].value for name, metadata in found.items()} == {"others": 0, "readings": 1}
-    [failure] = [event for event in done.all_events if event.is_step_failure]
-    said_why = failure.step_failure_data.user_failure_data
-    assert said_why is not None
-    assert "run `persist pending choose readings`" in str(said_why.description)
+    assert "run `persist pending choose readings`" in why(done)
     assert len(tick(folder, instance).run_requests) == 1
     with persist.open(folder) as client:
         pending_area.choose(client, "readings", "edge-8")
@@ -120,7 +104,8 @@ def test_what_is_pending_waits_for_a_person_only_where_a_run_says_so(folder: Pat
     with persist.open(folder) as client:
         assert client.inspect("readings").state.upper == persist.at(0), "nothing has happened"
     put(folder, "others", "edge-9", 3, 6)
-    applied = apply(folder, instance, planned.run_id)
+    chosen = {"run_id": planned.run_id}
+    applied = execute(folder, instance, "apply", "applying_of_plan", chosen, config={}, apply="by a person")
     assert not applied.success, "others moved"
     assert [(one.asset_key, one.partition) for one in applied.get_asset_materialization_events()] == [(KEY, "readings")]
     with persist.open(folder) as client:
@@ -128,11 +113,3 @@ def test_what_is_pending_waits_for_a_person_only_where_a_run_says_so(folder: Pat
     assert uppers == [persist.at(3), persist.at(0)]
     assert run(folder, instance).success, "and by itself it waits for none"
     assert not run(folder, instance, apply="later").success
-
-
-def apply(folder: Path, instance: dg.DagsterInstance, run_id: str) -> dg.ExecuteInProcessResult:
-    settings = Settings(location=f"file:{folder}", apply="by a person")
-    return build_definitions(settings).resolve_job_def("apply").execute_in_process(
-        instance=instance, resources={"persist": Persist(location=f"file:{folder}")}, raise_on_error=False,
-        run_config={"ops": {"applying_of_plan": {"config": {"run_id": run_id}}}},
-    )  # fmt: skip

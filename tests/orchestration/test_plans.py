@@ -12,11 +12,11 @@ import pytest
 import persist_lib as persist
 from jobs.parallel import in_parallel
 from orchestration import sweep
-from orchestration.definitions import build_definitions
 from orchestration.settings import Settings, resolved
 from persist_lib.errors import InvalidUsage
+from tests.orchestration.runs import execute, materialized, observed, why
 from tests.orchestration.test_passes import recorded
-from tests.spark.collections import SMALL, write
+from tests.spark.collections import write
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(300)]
 ON_DISK = True
@@ -36,31 +36,17 @@ def shards(client: persist.Client) -> persist.Client:
 
 
 def launch(
-    folder: Path, instance: dg.DagsterInstance, job: str, config: dict[str, Any], op: str = "", **settings: Any
+    folder: Path, instance: dg.DagsterInstance, job: str, config: dict[str, Any], **settings: Any
 ) -> dg.ExecuteInProcessResult:
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL, **settings))
-    return definitions.resolve_job_def(job).execute_in_process(
-        instance=instance, raise_on_error=False, run_config={"ops": {op or f"{job}_of_shards": {"config": config}}}
-    )
+    return execute(folder, instance, job, f"{job}_of_shards", config, **settings)
 
 
 def applied(folder: Path, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
-    return launch(folder, instance, "apply", {"engine": "local", **config}, "applying_of_plan")
+    return execute(folder, instance, "apply", "applying_of_plan", {"engine": "local", **config})
 
 
 def planned(folder: Path, instance: dg.DagsterInstance, job: str = "compaction") -> dg.ExecuteInProcessResult:
     return launch(folder, instance, job, {"engine": "local"}, apply="by a person", may_delete=True)
-
-
-def plan_of(result: dg.ExecuteInProcessResult) -> dg.AssetMaterialization:
-    found = [one.step_materialization_data.materialization for one in result.all_events if one.is_step_materialization]
-    return next(one for one in found if one.asset_key == dg.AssetKey("plans"))
-
-
-def why_failed(done: dg.ExecuteInProcessResult) -> str:
-    (event,) = [one for one in done.all_events if one.is_step_failure]
-    told = event.step_failure_data.user_failure_data
-    return str(told and told.description)
 
 
 def checks(done: dg.ExecuteInProcessResult) -> list[dg.AssetCheckEvaluation]:
@@ -79,18 +65,18 @@ def test_a_plan_is_made_and_carried_out_by_a_person(
     result = planned(folder, instance)
     assert result.success
     assert seqnos(shards) == before, "nothing was done"
-    made = plan_of(result)
-    assert made.metadata["shards"].value == 2
-    assert made.metadata["requests"].value > 0  # type: ignore[operator]
-    rows: Any = made.metadata["what"].value
+    (plan,) = [one for one in materialized(result) if one.asset_key == dg.AssetKey("plans")]
+    assert plan.metadata["shards"].value == 2
+    assert plan.metadata["requests"].value > 0
+    rows = plan.metadata["what"].value
     assert {(one.data["shard"], one.data["duty"]) for one in rows.records} >= {("a", "compaction"), ("b", "compaction")}
-    assert result.run_id in (made.description or "")
+    assert result.run_id in (plan.description or "")
     done = applied(folder, instance, run_id=result.run_id)
-    assert done.success, why_failed(done)
+    assert done.success, why(done)
     assert ("compaction", "a") in recorded(done)
     assert {shards.census(name).batches for name in ("a", "b")} == {1}
     again = applied(folder, instance, run_id=result.run_id)
-    assert "PlanMoved" in why_failed(again)
+    assert "PlanMoved" in why(again)
 
 
 def test_a_shard_that_moved_is_refused_and_the_others_are_done(
@@ -101,7 +87,7 @@ def test_a_shard_that_moved_is_refused_and_the_others_are_done(
     moved = shards.inspect("a").seqno
     done = applied(folder, instance, run_id=result.run_id)
     assert not done.success
-    assert "1 of 2 shards: a (PlanMoved: shard a: this plan was made at v" in why_failed(done)
+    assert "1 of 2 shards: a (PlanMoved: shard a: this plan was made at v" in why(done)
     assert shards.inspect("a").seqno == moved
     assert shards.census("b").batches == 1
 
@@ -110,10 +96,10 @@ def test_a_plan_may_be_given_as_text_and_no_other_text(
     shards: persist.Client, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     text = shards.plan("a", only=["compaction"]).to_json()
-    assert "this is no plan" in why_failed(applied(folder, instance, plan="{}"))
-    assert "no plan is given" in why_failed(applied(folder, instance))
-    assert "made no plan" in why_failed(applied(folder, instance, run_id="unknown"))
-    assert "the plan has no shard 'b'" in why_failed(applied(folder, instance, plan=text, shards=["b"]))
+    assert "this is no plan" in why(applied(folder, instance, plan="{}"))
+    assert "no plan is given" in why(applied(folder, instance))
+    assert "made no plan" in why(applied(folder, instance, run_id="unknown"))
+    assert "the plan has no shard 'b'" in why(applied(folder, instance, plan=text, shards=["b"]))
     assert applied(folder, instance, plan=text).success
     assert shards.census("a").batches == 1
 
@@ -124,7 +110,7 @@ def test_a_person_may_act_at_once_all_the_same(
     config = {"engine": "local", "apply": "at once"}
     assert launch(folder, instance, "compaction", config, apply="by a person").success
     assert {shards.census(name).batches for name in ("a", "b")} == {1}
-    assert "apply must be" in why_failed(launch(folder, instance, "compaction", {"apply": "never"}))
+    assert "apply must be" in why(launch(folder, instance, "compaction", {"apply": "never"}))
 
 
 def test_what_may_not_be_deleted_is_counted_and_said(
@@ -137,24 +123,20 @@ def test_what_may_not_be_deleted_is_counted_and_said(
     result = launch(folder, instance, "garbage", {"engine": "local"})
     assert result.success
     assert {str(path) for path in folder.rglob("*.parquet")} == objects
-    seen = [one.asset_observation_data.asset_observation for one in result.get_asset_observation_events()]
+    seen = observed(result)
     assert [one.metadata["left"].value for one in seen if one.partition is None] == [2]
     withheld = [one for one in seen if one.partition == "a" and one.asset_key == dg.AssetKey("garbage")]
     assert [one.metadata["would_be_deleted"].value for one in withheld] == [6]
-    assert withheld[0].metadata["would_be_deleted_bytes"].value > 0  # type: ignore[operator]
+    assert withheld[0].metadata["would_be_deleted_bytes"].value > 0
     verdicts = {
         one.partition: one for one in result.get_asset_check_evaluations() if one.check_name == "no_overdue_garbage"
     }
     assert not verdicts["a"].passed
     assert "6 objects" in (verdicts["a"].description or "")
     assert "may not delete (PERSIST_MAY_DELETE" in (verdicts["a"].description or "")
-    assert ("garbage", "a") not in [(one.asset_key.to_user_string(), one.partition) for one in made(result)]
+    assert ("garbage", "a") not in [(one.asset_key.to_user_string(), one.partition) for one in materialized(result)]
     assert launch(folder, instance, "garbage", {"engine": "local"}, may_delete=True).success
     assert len({str(path) for path in folder.rglob("*.parquet")}) == len(objects) - 12
-
-
-def made(result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
-    return [one.step_materialization_data.materialization for one in result.all_events if one.is_step_materialization]
 
 
 def test_a_plan_that_deletes_is_refused_where_nothing_may(
@@ -164,7 +146,7 @@ def test_a_plan_that_deletes_is_refused_where_nothing_may(
     shards.roll_up("a", force=True)
     text = shards.plan("a", only=["garbage"]).to_json()
     before = shards.inspect("a").seqno
-    assert "garbage would free" in why_failed(applied(folder, instance, plan=text))
+    assert "garbage would free" in why(applied(folder, instance, plan=text))
     assert shards.inspect("a").seqno == before
 
 
@@ -206,7 +188,7 @@ def test_runs_obey_rules_and_the_census_says_which(
     result = launch(folder, instance, "maintenance", {"engine": "local", "everything": True}, may_delete=True)
     assert result.success
     assert shards.census("a").batches == 6, "it is always quiet"
-    counted = [one for one in made(result) if one.asset_key == dg.AssetKey("census") and one.partition == "a"]
+    counted = [one for one in materialized(result) if one.asset_key == dg.AssetKey("census") and one.partition == "a"]
     report = str(counted[0].metadata["report"].value)
     assert "| rule_retention | 2 (a) |" in report
     assert "| rule_quiet | 00:00-12:00, 12:00-00:00 (*) |" in report
@@ -240,13 +222,13 @@ def test_runs_take_engines_checks_and_budgets_from_rules(
     result = launch(folder, instance, "compaction", {"engine": "local", "in_flight": 1})
     assert result.success
     verdicts = {one.partition: one.passed for one in checks(result) if one.check_name == "reads_identical"}
-    (first,) = [one.partition for one in made(result) if one.asset_key == dg.AssetKey("compaction")]
+    (first,) = [one.partition for one in materialized(result) if one.asset_key == dg.AssetKey("compaction")]
     assert verdicts == ({} if first == "a" else {"b": True})
     (budget,) = shards.budgets()
     assert budget.spent > budget.limit
     again = launch(folder, instance, "compaction", {"engine": "local"})
     assert again.success
-    assert not [one for one in made(again) if one.asset_key == dg.AssetKey("compaction")]
+    assert not [one for one in materialized(again) if one.asset_key == dg.AssetKey("compaction")]
     shards.set_rules([{"pattern": "*", "verify_reads": 0}])
     last = launch(folder, instance, "compaction", {"engine": "local", "verify_reads": 2})
     assert [one.passed for one in checks(last) if one.check_name == "reads_identical"] == [True], "a run counts over it"

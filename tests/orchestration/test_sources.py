@@ -14,13 +14,13 @@ import pytest
 import persist_lib as persist
 from jobs.load import loads_for
 from orchestration import sources as orchestrated
-from orchestration.definitions import build_definitions
 from orchestration.resources import Persist
 from orchestration.sensors import loads
-from orchestration.settings import Settings
 from orchestration.sources import Try, asked_now
 from persist_lib.sources import Collection, Decoding, Files, Ingestion, Meaning, News, Sources
 from persist_lib.sources.health import Report
+from tests.orchestration.runs import defined, execute, why
+from tests.orchestration.runs import metadata as recorded
 from tests.spark.collections import SMALL
 
 pytestmark = pytest.mark.dagster
@@ -62,17 +62,11 @@ def fed(client: persist.Client, tmp_path: Path) -> Iterator[Fed]:
 
 
 def run(folder: Path, instance: dg.DagsterInstance, **config: object) -> dg.ExecuteInProcessResult:
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
-    return definitions.resolve_job_def("ingest").execute_in_process(
-        instance=instance, raise_on_error=False, run_config={"ops": {"ingest_of_sources": {"config": config}}}
-    )
+    return execute(folder, instance, "ingest", "ingest_of_sources", config)
 
 
 def metadata(result: dg.ExecuteInProcessResult, partition: str | None) -> dict[str, Any]:
-    found = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
-    found += [event.step_materialization_data.materialization for event in result.get_asset_materialization_events()]  # type: ignore[misc]
-    (one,) = [each for each in found if each.partition == partition and each.asset_key == KEY]
-    return {name: value.value for name, value in one.metadata.items()}
+    return recorded(result, "sources", partition)
 
 
 def tick(
@@ -80,7 +74,7 @@ def tick(
 ) -> Any:  # fmt: skip
     """What a sensor says: with the names of sources in `run_requests`, in its order."""
     given = Persist(location=f"file:{folder}", config=SMALL)
-    repository = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).get_repository_def()
+    repository = defined(folder).get_repository_def()
     with dg.build_sensor_context(
         instance=instance, repository_def=repository, resources={"persist": given}, cursor=cursor
     ) as context:
@@ -168,11 +162,9 @@ def test_a_source_that_fails_is_told_and_the_others_are_ingested(
     fed.sources.pause("rests", why="the disk is full")
     result = run(folder, instance, sources=["bad", "good", "rests", "typo"])
     assert not result.success
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    why = failed.step_failure_data.user_failure_data.description or ""  # type: ignore[union-attr]
-    assert "2 of 4 sources" in why
-    assert "most_errors is 0" in why
-    assert "no source 'typo'" in why
+    assert "2 of 4 sources" in why(result)
+    assert "most_errors is 0" in why(result)
+    assert "no source 'typo'" in why(result)
     assert (fed.count("good"), fed.count("rests")) == (1, 0)
     assert (metadata(result, "bad")["state"], "most_errors" in metadata(result, "bad")["why"]) == ("failed", True)
     rests = metadata(result, "rests")
@@ -204,7 +196,7 @@ def test_a_cancelled_run_is_not_asked_for_again_before_a_person_ingests(
     for name in ("orders", "bills"):
         fed.create(name)
         fed.write(name, {"id": 1, "word": "a"})
-    job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("ingest")
+    job = defined(folder).resolve_job_def("ingest")
     config = {"ops": {"ingest_of_sources": {"config": {"sources": ["orders"]}}}}
     instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.CANCELED)
     assert asked(tick(folder, instance)) == ["bills"]
@@ -265,7 +257,7 @@ def test_runs_that_are_not_finished_are_not_asked_for_again(
     for name in ("orders", "bills"):
         fed.create(name)
         fed.write(name, {"id": 1, "word": "a"})
-    job = build_definitions(Settings(location=f"file:{folder}", config=SMALL)).resolve_job_def("ingest")
+    job = defined(folder).resolve_job_def("ingest")
     config = {"ops": {"ingest_of_sources": {"config": {"sources": ["orders"]}}}}
     instance.create_run_for_job(job, run_config=config, status=dg.DagsterRunStatus.STARTED)
     data = tick(folder, instance)
@@ -295,7 +287,7 @@ def test_the_checks_judge_all_sources(fed: Fed, folder: Path, instance: dg.Dagst
     fed.write("orders", "bad", "worse")
     fed.sources.run("orders", until_idle=True)
     fed.write("orders", {"id": 1, "word": "a"})
-    definitions = build_definitions(Settings(location=f"file:{folder}", config=SMALL))
+    definitions = defined(folder)
     names = ("instances", "lag", "errors", "held_back", "unread")
     checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(KEY, name) for name in names))
     job = dg.define_asset_job("judge", selection=checks)

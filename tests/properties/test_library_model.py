@@ -459,8 +459,8 @@ def _widened(row: Row, width: int) -> Row:
     return (row + (None,) * (width - len(row)))[:width]
 
 
-class FileMachine(LibraryMachine):
-    """The same on files and SQLite."""
+class OnFiles:
+    """A machine on files and SQLite."""
 
     def __init__(self) -> None:
         self.directory = tempfile.mkdtemp(prefix="persist-model-")
@@ -469,9 +469,13 @@ class FileMachine(LibraryMachine):
 
     def teardown(self) -> None:
         try:
-            super().teardown()
+            super().teardown()  # type: ignore[misc]
         finally:
             shutil.rmtree(self.directory)
+
+
+class FileMachine(OnFiles, LibraryMachine):
+    """The same on files and SQLite."""
 
 
 class ServerMachine(LibraryMachine):

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist_lib.errors import DiffOverflow
 from persist_lib.format.parts import PartRun, StoredPart, decode_part, encode_inline, encode_part, parts_of
 from persist_lib.kernel.columns import plain_table
 from persist_lib.kernel.consolidate import FEW, consolidate
@@ -19,7 +18,7 @@ from persist_lib.kernel.merge import merge_contents, merge_runs
 from persist_lib.kernel.order import is_sorted, sort_updates
 from persist_lib.schema.schema import Schema
 from tests.properties.kernel_updates import TYPES, build, in_order, read, schemas, totals, updates_of
-from tests.properties.runs import HUGE, dealt
+from tests.properties.runs import dealt
 
 
 def streamed(data: st.DataObject, run: pa.Table) -> Iterator[pa.Table]:
@@ -65,23 +64,6 @@ def test_contents_are_the_sums_over_all_times(data):
     expected = totals((row, 0, diff) for row, _, diff in updates)
     assert found == in_order(schema, [(row, 0, diff) for (row, _), diff in expected.items()])
     assert all(window.schema.equals(schema.contents) for window in windows)
-
-
-@given(st.data())
-def test_sums_beyond_64_bits_are_exact_or_an_error_and_never_wrap(data):
-    schema = Schema({"k": "int8"})
-    updates = data.draw(updates_of(schema, diffs=HUGE))
-    runs = dealt(data, schema, updates)
-    window_rows = data.draw(st.sampled_from([None, 1, 7]))
-    split = merge_runs([streamed(data, run) for run in runs], schema, on_overflow="split", window_rows=window_rows)
-    assert totals(update for window in split for update in read(schema, window)) == totals(updates)
-    expected = totals((row, 0, diff) for row, _, diff in updates)
-    contents = merge_contents([streamed(data, run) for run in runs], schema, window_rows=window_rows)
-    if all(-(2**63) <= total < 2**63 for total in expected.values()):
-        assert totals(update for window in contents for update in read(schema, window)) == expected
-    else:
-        with pytest.raises(DiffOverflow):
-            list(contents)
 
 
 def both(kind: str) -> Schema:

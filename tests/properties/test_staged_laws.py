@@ -47,6 +47,13 @@ def sent(staged: Staged) -> Staged:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(pickle.loads(pickle.dumps(staged))), type=Staged)
 
 
+def in_pieces(patch: pytest.MonkeyPatch) -> None:
+    """Have nothing be small, so that differences are made piece by piece."""
+    patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
+    patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
+    patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
+
+
 def contents(client: persist.Client, shard: str = "s") -> Counter[Row]:
     with client.open_reader(shard) as read:
         if read.fetch_upper() == persist.at(0):
@@ -128,9 +135,7 @@ def test_a_staged_upsert_leaves_what_an_upsert_and_a_delete_leave(
     before = [(row, max(-9, min(9, diff))) for row, diff in before]
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
         if not is_small:
-            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
+            in_pieces(patch)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
         old = summed(before)
@@ -166,9 +171,7 @@ def test_a_staged_overwrite_leaves_what_was_staged(
     after = before if are_same else [(row, max(-9, min(9, diff))) for row, diff in after]
     with pytest.MonkeyPatch.context() as patch, World().client(config) as client:
         if not is_small:
-            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
+            in_pieces(patch)
         write = client.open_writer("s", KEYED)
         write.append_now(rows(before))
         upper = write.fetch_upper()
@@ -188,9 +191,7 @@ def test_constraints_hold_after_a_staged_append_or_nothing_was_written(
     updates = [(row, -1 if is_retracted else 1) for row, is_retracted in after]
     with pytest.MonkeyPatch.context() as patch, World().client() as client:
         if not is_small:
-            patch.setattr("persist_lib.relation.differences.SMALL_BYTES", -1)
-            patch.setattr("persist_lib.relation.differences.MOST_RUNS", 2)
-            patch.setattr("persist_lib.kernel.merge.PAIR_BYTES", 1)
+            in_pieces(patch)
         write = client.open_writer("s", UNIQUE)
         write.append_now(rows(first))
         expected = summed(first + updates)

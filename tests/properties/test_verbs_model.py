@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +23,7 @@ from persist_lib.errors import Determinate, Indeterminate, LeaseExpired
 from persist_lib.ids import SeqNo
 from persist_lib.testing import Chances, Outcome, Rival, check_world, contents_of
 from persist_lib.times import PER_SECOND, Unit
+from tests.properties.test_library_model import OnFiles
 from tests.worlds import World
 
 CONFIGS = [
@@ -320,19 +319,8 @@ class VerbsMachine(RuleBasedStateMachine):
                 )
 
 
-class FileVerbsMachine(VerbsMachine):
+class FileVerbsMachine(OnFiles, VerbsMachine):
     """The same on files and SQLite."""
-
-    def __init__(self) -> None:
-        self.directory = tempfile.mkdtemp(prefix="persist-verbs-")
-        self.url = f"file:{self.directory}/data"
-        super().__init__()
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            shutil.rmtree(self.directory)
 
 
 EXAMPLES = int(os.environ.get("PERSIST_MODEL_EXAMPLES", "25"))

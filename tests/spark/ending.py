@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 WORKER_IS_LATE = "Python worker failed to connect back"
@@ -24,17 +21,3 @@ def ended(writer: DataStreamWriter, timeout_s: float = 200) -> None:
                 raise
         else:
             return
-
-
-def caught_up(writer: Callable[[int], DataStreamWriter]) -> StreamingQuery:
-    """A query that has read what there is; another one, with the next number, where only Spark's worker was late."""
-    for attempt in range(4):
-        query = writer(attempt).start()
-        try:
-            query.processAllAvailable()
-        except StreamingQueryException as error:
-            if WORKER_IS_LATE not in str(error) or attempt == 3:
-                raise
-        else:
-            break
-    return query

@@ -13,14 +13,18 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pyspark
 
 from jobs.java import find_java_home
 from persist_lib.testing.servers import free_port
 from tests.jvms import LIGHT
+from tests.unit.spark.worlds import TINY
 
 START_S = 90.0
+ROOT = Path(__file__).parent.parent.parent
 HOME = Path(pyspark.__file__).parent
 CONF = (
     "spark.driver.host 127.0.0.1\nspark.executor.memory 512m\nspark.executor.cores 1\nspark.cores.max 2\n"
@@ -35,6 +39,33 @@ def environment(**more: str) -> dict[str, str]:
         **os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": find_java_home(),
         "PYSPARK_PYTHON": sys.executable, **more,
     }  # fmt: skip
+
+
+def started(program: str, place: Mapping[str, str], asked: object) -> subprocess.Popen[str]:
+    """A program of this folder at work with Spark at this place, which was asked so."""
+    path = Path(__file__).parent / program
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, start_new_session=True,
+        env=environment(PYTHONPATH=str(ROOT), PERSIST_CONFIG=json.dumps(TINY), **place),
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(asked))
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def answers(process: subprocess.Popen[str]) -> tuple[Any, str]:
+    """What such a program answers at its end, and all that it printed."""
+    try:
+        out, errors = process.communicate(timeout=600)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    found = [line for line in out.splitlines() if line.startswith("ANSWERS ")]
+    assert found, errors[-3000:]
+    return json.loads(found[0].removeprefix("ANSWERS ")), out + errors
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -93,11 +124,11 @@ class ConnectServer(_Server):
 
     _class = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
-    def __init__(self, folder: Path, **env: str) -> None:
+    def __init__(self, folder: Path, conf: Mapping[str, str] = MappingProxyType({}), **env: str) -> None:
         self._port = free_port()
         self.url = f"sc://127.0.0.1:{self._port}"
         at = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(self._port)}
-        super().__init__(folder, at, **env)
+        super().__init__(folder, {**at, **conf}, **env)
 
 
 class ThriftServer(_Server):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import persist_lib as persist
 from persist_lib.spark import create_view, register, scan
 from persist_lib.testing import contents_of
-from tests.spark.ending import caught_up, ended
+from tests.spark.ending import ended
 from tests.unit.spark.test_collections import Told
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -76,16 +73,6 @@ def test_frames_scans_views_and_functions_have_what_the_account_says(
     assert multiset(source.sql(f"SELECT * FROM {asked}")) == world.contents(1)
 
 
-def test_what_cannot_be_is_said(source: SparkSession, client: persist.Client, world: Told) -> None:
-    with pytest.raises(PySparkException, match="no option collection any more: it is table now"):
-        source.read.format("persist").options(location=client.url, collection="orders").load()
-    with pytest.raises(persist.InvalidUsage, match="about one table"):
-        scan(source, "orders", path="others", location=client.url)
-    with pytest.raises(persist.InvalidUsage, match="table must be"):
-        scan(source, 7, location=client.url)  # type: ignore[arg-type]
-    assert world.controller.describe("orders").upper == persist.at(world.upper)
-
-
 def test_a_stream_goes_on_from_its_checkpoint_after_handovers(
     source: SparkSession, client: persist.Client, world: Told, tmp_path: Path
 ) -> None:
@@ -135,54 +122,6 @@ def test_a_stream_goes_on_from_its_checkpoint_after_handovers(
     assert total() == world.contents(world.upper - 1)
     world.controller.tend("orders")
     assert [one.number for one in world.controller.describe("orders").renditions] == [3], "nobody needs the others"
-
-
-def test_a_stream_of_rows_follows_a_collection_that_grows(
-    source: SparkSession, client: persist.Client, tmp_path: Path
-) -> None:
-    world = Told(client)
-    world.append(random.Random(1), 30, negative=False)
-    frame = source.readStream.format("persist").options(location=client.url, table="orders").load()
-
-    def writer(attempt: int) -> DataStreamWriter:
-        place = str(tmp_path / f"grown{attempt}")
-        return frame.writeStream.format("memory").queryName(f"grown{attempt}").option("checkpointLocation", place)
-
-    query = caught_up(writer)
-    try:
-        world.hand_over(1)
-        world.append(random.Random(2), 30, negative=False)
-        deadline = time.monotonic() + 60
-        while multiset(source.table(str(query.name))) != world.contents(1) and time.monotonic() < deadline:
-            query.processAllAvailable()
-            time.sleep(0.2)
-        assert multiset(source.table(str(query.name))) == world.contents(1)
-    finally:
-        query.stop()
-
-
-def test_a_handover_is_read_by_several_tasks(source: SparkSession, client: persist.Client) -> None:
-    count = 60_000
-    controller = client.controller()
-    schema = persist.Schema(key={"k": "int64 not null"}, value={"v": "string"})
-    controller.create("orders", schema, shards=2, mode="compare_and_append")
-    with controller.open_writer("orders") as write:
-        write.append_now(pa.table({"k": range(count), "v": [f"{i:032x}" for i in range(count)]}))
-    made = controller.make_rendition("orders", shards=3, copy=True).number
-
-    def without(rows: pa.Table) -> pa.Table:
-        return rows.filter(pa.array([k % 1000 != 0 for k in rows["k"].to_pylist()]))
-
-    controller.copy_rendition("orders", made, transform=without)
-    controller.hand_over("orders", made)
-    controller.copy_rendition("orders", made, transform=without, to_end=True)
-    with controller.open_writer("orders") as write:
-        write.upsert([{"k": -1, "v": "new"}])
-    options: dict[str, Any] = {"from": 0, "changes": "true", "partition_bytes": 65536}
-    frame = scan(source, "orders", location=client.url, **options)
-    assert frame.rdd.getNumPartitions() > 3
-    expected = Counter({(k, f"{k:032x}", 1, -1): 1 for k in range(0, count, 1000)}) + Counter({(-1, "new", 1, 1): 1})
-    assert multiset(frame) == expected
 
 
 def test_batches_are_written_in_all_modes_by_many_tasks(source: SparkSession, client: persist.Client) -> None:

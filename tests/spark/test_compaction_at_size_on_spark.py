@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -20,32 +18,6 @@ from persist_lib.testing import check_world
 from tests.spark.collections import SMALL, check, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
-SCHEMA = persist.Schema({"k": "int64"}, {"n": "int64"})
-
-
-def test_one_key_with_most_updates_is_many_even_tasks(client: persist.Client, spark: SparkSession) -> None:
-    rows, rng = 100_000, np.random.default_rng(1)
-    with client.open_writer("s", SCHEMA) as writer:
-        for time in range(4):
-            keys = np.where(rng.random(rows) < 0.9, 7, rng.integers(0, 1000, rows))
-            table = pa.table({"k": keys, "n": rng.integers(0, 1 << 40, rows), "_time": np.full(rows, time, np.uint64)})
-            writer.compare_and_append(table.append_column("_diff", pa.array(np.ones(rows, np.int64))), time, time + 1)
-    with client.open_reader("s") as reader:
-        before = reader.snapshot(3, diff=True).to_arrow()
-    made: list[int] = []
-    engine = SparkEngine(client, lambda: spark)
-
-    def noting(tasks: Sequence[MergeTask]) -> list[TaskResult]:
-        results = list(engine(tasks))
-        made.extend(sum(part.rows for part in result.parts) for result in results)
-        return results
-
-    client.compact("s", engine=noting)
-    assert len(made) >= 16
-    assert max(made) < 3 * sum(made) / len(made), made
-    with client.open_reader("s") as reader:
-        assert reader.snapshot(3, diff=True).to_arrow() == before
-    check_world(client, "s")
 
 
 def test_many_small_requests_are_one_spark_job_and_each_is_committed(folder: object, spark: SparkSession) -> None:

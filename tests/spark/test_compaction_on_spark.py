@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
@@ -28,7 +27,7 @@ from persist_lib.core.plan.compaction import Policy
 from persist_lib.core.plan.requests import MergeTask, TaskResult
 from persist_lib.location.api import Blob
 from persist_lib.maintain.merge_tasks import run_task
-from tests.spark.collections import SMALL, check, contents, damage_a_part, referred, stored, write
+from tests.spark.collections import SMALL, check, damage_a_part, referred, stored, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -102,18 +101,6 @@ def test_what_spark_compacts_is_in_clusters_where_a_rule_says_so(client: persist
     assert not client.scrub("s").damaged
 
 
-def test_contents_survive_when_history_is_given_up_and_merged(client: persist.Client, spark: SparkSession) -> None:
-    model = write(client, "s", batches=6, seed=2)
-    client.set_retention("s", 1)
-    client.retain("s")
-    assert on_spark(client, ["s"], SparkEngine(client, lambda: spark)) == {"s": None}
-    assert client.inspect("s").state.since == persist.at(4)
-    assert contents(client, "s", 4) == model.contents(4)
-    assert contents(client, "s", 5) == model.contents(5)
-    client.maintain("s")
-    assert stored(client, "s") == referred(client, "s")
-
-
 def test_a_task_that_dies_after_writing_is_tried_again_and_leaves_only_orphans(
     client: persist.Client, spark: SparkSession
 ) -> None:
@@ -135,63 +122,21 @@ def test_a_task_that_dies_after_writing_is_tried_again_and_leaves_only_orphans(
     check(client, "s", model)
 
 
-def test_damage_found_in_a_task_is_reported_by_name_and_changes_nothing(
-    client: persist.Client, spark: SparkSession, folder: Path
-) -> None:
-    write(client, "s", seed=4)
-    victim = damage_a_part(folder, "s")
-    before = client.inspect("s").state.trace
-    error = on_spark(client, ["s"], SparkEngine(client, lambda: spark))["s"]
-    assert isinstance(error, persist.Corrupt)
-    assert victim.name in str(error)
-    assert client.inspect("s").state.trace == before
-
-
 def test_one_application_compacts_many_shards_and_a_poisoned_one_stops_no_other(
     client: persist.Client, spark: SparkSession, folder: Path
 ) -> None:
     names = [f"s{i}" for i in range(6)]
     models = {name: write(client, name, batches=4, seed=i) for i, name in enumerate(names)}
-    damage_a_part(folder, "s3")
+    victim, before = damage_a_part(folder, "s3"), client.inspect("s3").state.trace
     errors = on_spark(client, names, SparkEngine(client, lambda: spark))
     assert [name for name in names if errors[name]] == ["s3"]
+    assert isinstance(errors["s3"], persist.Corrupt)
+    assert victim.name in str(errors["s3"])
+    assert client.inspect("s3").state.trace == before
     for name in names:
         if name != "s3":
             assert client.census(name).batches == 1
             check(client, name, models[name])
-
-
-def test_two_applications_racing_for_one_shard_do_the_work_once(
-    client: persist.Client, spark: SparkSession, folder: Path
-) -> None:
-    model = write(client, "s", seed=5)
-    both_merged = threading.Barrier(2)
-
-    def wait_for_the_other(engine: SparkEngine) -> Callable[[object], object]:
-        def run(tasks: object) -> object:
-            results = list(engine(tasks))  # type: ignore[arg-type]
-            both_merged.wait(timeout=120)
-            return results
-
-        return run
-
-    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as rival:
-        done = []
-
-        def compact(one: persist.Client) -> None:
-            done.append(one.compact("s", engine=wait_for_the_other(SparkEngine(one, lambda: spark))))  # type: ignore[arg-type]
-
-        threads = [threading.Thread(target=compact, args=(one,)) for one in (client, rival)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    committed = [applied.seqno for compacted in done for applied in compacted.applied]
-    assert len(committed) == 2
-    assert sum(seqno is None for seqno in committed) == 1
-    check(client, "s", model)
-    client.maintain("s")
-    assert stored(client, "s") == referred(client, "s")
 
 
 def test_small_debts_never_start_spark(client: persist.Client) -> None:
@@ -289,56 +234,6 @@ def test_progress_is_told_as_tasks_finish_and_the_job_is_named_by_its_shard(
     assert "compacting" in told[0][0]
     assert told[0][0].endswith("on Spark")
     assert engine.slots() == 2
-
-
-def statistics(client: persist.Client, folder: Path, shard: str) -> list[tuple[bool, ...]]:
-    """For each part of a shard, which columns of its first row group have statistics."""
-    keys = [part.key for batch in client.inspect(shard).state.trace for part in batch.parts]
-    groups = [pq.ParquetFile(stored_at(folder, key)).metadata.row_group(0) for key in keys]
-    return [tuple(group.column(i).is_stats_set for i in range(group.num_columns)) for group in groups]
-
-
-def stored_at(folder: Path, key: str) -> Path:
-    (found,) = [path for path in folder.rglob("*") if path.is_file() and path.name.startswith(key.rpartition("/")[2])]
-    return found
-
-
-def test_parts_of_earlier_releases_get_statistics_and_what_the_schema_says_holds_on(
-    client: persist.Client, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = persist.Schema({"id": "int64"}, {"word": "string", "price": "float64"}, times="ms", unique=True)
-    newer = persist.Schema(
-        {"id": "int64"}, {"word": "string", "price": "float64", "day": "date32"}, times="ms", unique=True
-    )
-    noon = dt.datetime(2026, 11, 22, 12, tzinfo=dt.UTC)
-    words = [str(seed) * 20 for seed in range(1_000)]
-    rows = [{"id": id_, "word": words[id_ % 1_000], "price": id_ / 4} for id_ in range(30_000)]
-    write = client.open_writer("s", older)
-    with monkeypatch.context() as patch:
-        patch.setattr("persist_lib.format.parquet.statistics_columns", lambda _: [])
-        for n in range(3):
-            some = [{**row, "_time": noon + dt.timedelta(hours=n)} for row in rows[n::3]]
-            write.compare_and_append(some, write.upper, noon + dt.timedelta(hours=n + 1))
-    client.evolve_schema("s", newer)
-    write = client.open_writer("s", newer)
-    write.upsert([{**rows[7], "day": noon.date()}])
-    assert {any(part) for part in statistics(client, folder, "s")[:3]} == {False}
-    read = client.open_reader("s")
-    asked = pc.field("word") == words[7]
-    before = [read.snapshot(at, filter=asked).to_arrow() for at in (noon, noon + dt.timedelta(hours=2), None)]
-    assert on_spark(client, ["s"], SparkEngine(client, lambda: spark)) == {"s": None}
-    assert client.census("s").batches == 1
-    assert set(statistics(client, folder, "s")) == {(True, True, False, True, False, False)}, "all data but floats"
-    after = [read.snapshot(at, filter=asked).to_arrow() for at in (noon, noon + dt.timedelta(hours=2), None)]
-    assert [table.num_rows for table in after] == [10, 30, 30]
-    assert after == before
-    with pytest.raises(persist.ConstraintViolated):
-        write.append_now([{"id": 29_999, "word": "again", "price": 0.0, "day": None}])
-    assert write.upsert([{**rows[7], "day": None}]).updated == 1
-    day = pc.field("day").is_valid()
-    assert read.snapshot(filter=day).to_pylist() == []
-    assert [row["id"] for row in read.snapshot(write.upper.time - 2, filter=day).to_pylist()] == [7]  # type: ignore[operator]
-    assert client.restore("s", noon).retracted == 20_000
 
 
 def test_evolved_columns_are_read_written_and_compacted_on_spark(

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +12,9 @@ import pytest
 import persist_lib as persist
 from jobs.compare import compare, main
 from jobs.engine import SparkEngine
-from persist_lib.catalog import Controller, answers
+from persist_lib.catalog import answers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-ROOT = Path(__file__).parent.parent.parent
 SCHEMA = persist.Schema(key={"id": "int64 not null"}, value={"name": "string", "cents": "int64"})
 ROWS = 100_000
 
@@ -75,46 +69,6 @@ def test_on_spark_it_is_what_the_library_finds_and_is_kept(
         assert {data for data, diff in rows.items() if diff} == {tuple(row.values()) for row in after.to_pylist()}
         assert set(rows.values()) <= {0, 1}
         assert sum(table.num_rows for table in tables) == 2 * whole.changed + whole.vanished + 2
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PERSIST_LOCATION": f"file:{folder}", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "jobs" / "compare.py"), "--collection", "orders", "--engine", "spark", *arguments],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-def reads(controller: Controller) -> set[str]:
-    """Who compares now, or did until it was killed."""
-    return {one.id for one in controller.capabilities("orders") if one.owner.startswith("compare rendition")}
-
-
-def test_a_comparison_that_was_killed_leaves_nothing_that_is_used(folder: Path, client: persist.Client) -> None:
-    new = made(client)
-    with client.controller() as controller:
-        killed = start(folder, "--rendition", str(new), "--keep")
-        deadline = time.monotonic() + 120
-        while killed.poll() is None and time.monotonic() < deadline:
-            if any(one.endswith(".r1.kept") for one in client.shards()):
-                break
-            time.sleep(0.02)
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.communicate()
-        again = start(folder, "--rendition", str(new), "--keep")
-        said, _ = again.communicate(timeout=200)
-        assert again.returncode == 0, said
-        assert f"{(ROWS + 4095) // 4096} vanished, {(ROWS + 1023) // 1024} changed" in said
-        assert "as of 0, kept" in said
-        assert controller.describe("orders").active.number == 1
-        left = reads(controller)
-        stopped = start(folder, "--rendition", str(new))
-        deadline = time.monotonic() + 120
-        while reads(controller) <= left and stopped.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.kill(stopped.pid, signal.SIGINT)
-        said, _ = stopped.communicate(timeout=60)
-        assert stopped.returncode == 130, said
 
 
 @pytest.mark.parametrize(

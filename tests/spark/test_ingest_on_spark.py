@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from tests.unit.jobs.ingests import SCHEMA, check, contents, write_files
 from tests.unit.jobs.test_ingest_formats import changes_of, write_changes
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-PROGRAM = Path(__file__).parent.parent.parent / "jobs" / "ingest.py"
 
 
 def on_spark(client: persist.Client, spark: SparkSession, job: Ingest, run: Any = None) -> Outcome:
@@ -61,14 +57,3 @@ def test_an_error_of_a_task_is_that_of_the_ingest(tmp_path: Path, client: persis
     with pytest.raises(Exception, match="op t") as caught:
         on_spark(client, spark, Ingest("s", [str(tmp_path / "a.json")], Settings("debezium"), SCHEMA))
     assert isinstance(caught.value, InvalidUsage)
-
-
-def many(folder: Path) -> tuple[Counter[Any], set[tuple[str, int]]]:
-    """More lines, so that there is a moment to kill at."""
-    rows, bad = write_files(folder, files=2, lines=100)
-    for number in range(10, 14):
-        path = folder / f"{number}.jsonl.gz"
-        texts = [json.dumps({"id": line, "name": f"{number}-{line}"}) for line in range(8000)]
-        path.write_bytes(gzip.compress("\n".join(texts).encode()))
-        rows.update({(line, f"{number}-{line}"): 1 for line in range(8000)})
-    return rows, bad

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,12 +19,10 @@ import pytest
 
 import persist_lib as persist
 from tests import servers
-from tests.spark.places import CONF, Cluster, ConnectServer, environment
+from tests.spark.places import CONF, Cluster, ConnectServer, answers, started
 from tests.unit.spark.worlds import SCHEMA, TINY, World
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-PROGRAM = Path(__file__).parent / "reading_program.py"
-ROOT = Path(__file__).parent.parent.parent
 servers.use_test_credentials()
 
 
@@ -64,18 +60,6 @@ def client() -> Iterator[persist.Client]:
     urls = blobs, f"{log}{'&' if '?' in log else '?'}persist_schema=t{name}"
     with persist.open(*urls, config=persist.Config(**TINY)) as opened:
         yield opened
-
-
-def answers(place: dict[str, str], questions: list[dict[str, Any]]) -> list[Any]:
-    """What the program reads there."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)], input=json.dumps(questions), capture_output=True, text=True, timeout=300,
-        cwd=ROOT, check=False, env=environment(PYTHONPATH=str(ROOT), PERSIST_CONFIG=json.dumps(TINY), **place),
-    )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
-    assert found, done.stderr[-3000:]
-    answered: list[Any] = json.loads(found[0].removeprefix("ANSWERS "))
-    return answered
 
 
 def multiset(rows: list[list[str]]) -> Counter[tuple[str, ...]]:
@@ -120,7 +104,7 @@ def test_reads_are_the_librarys_wherever_spark_runs(
         scan,
         {**scan, "options": {**scan["options"], "as_of": 7, "columns": ["v", "a"], "filter": "a > 10"}},
     ]
-    found = answers(place, questions)
+    found, _ = answers(started("reading_program.py", place, questions))
     whole = world.contents(13)
     assert multiset(found[0]) == Counter({texts(*data, n): 1 for data, n in whole.items()})
     kept = {

@@ -79,18 +79,3 @@ def test_a_rebuild_that_was_killed_is_finished_by_the_next_and_handed_over(tmp_p
                         summed[data] = summed.get(data, 0) + row["_diff"]
             assert {data for data, diff in summed.items() if diff} == {(i, *rest) for i, rest in expected.items()}
             assert set(summed.values()) <= {0, 1}
-
-
-def test_a_correction_that_fails_says_so_once_and_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "correction.py").write_text("def cents(table):\n    return table.drop_columns(['cents'])\n")
-    with persist.open(f"file:{tmp_path / 'data'}") as client, client.controller() as controller:
-        controller.create("orders", SCHEMA, shards=2, mode="compare_and_append")
-        with controller.open_writer("orders") as write:
-            write.append_now([{"id": i, "name": "n", "cents": i} for i in range(50)])
-        failed = start(tmp_path, "--shards", "2")
-        said, _ = failed.communicate(timeout=200)
-        assert failed.returncode == 2, said
-        assert "takes and returns a pyarrow.Table" in said
-        found = controller.describe("orders")
-        assert found.active.number == 1
-        assert found.renditions[1].upper == persist.at(0)

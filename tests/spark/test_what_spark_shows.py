@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 import persist_lib as persist
 from jobs.engine import SparkEngine, engine_for
-from jobs.java import find_java_home
-from tests.spark.collections import SMALL, write
+from persist_lib.testing.servers import free_port
+from tests.spark.collections import write
+from tests.spark.places import ROOT, ConnectServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -55,44 +50,6 @@ def listed(sequence: Any) -> list[Any]:
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
-@pytest.fixture
-def server() -> Iterator[tuple[str, str]]:
-    """A Connect server with its pages: where clients connect, and the address of its REST API."""
-    pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
-    port, pages = free_ports()
-    home = Path(pyspark.__file__).parent
-    environment = {
-        **os.environ, "JAVA_HOME": find_java_home(), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1",
-        "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[2]),
-    }  # fmt: skip
-    conf = {
-        "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port),
-        "spark.ui.port": str(pages), "spark.driver.memory": "512m", "spark.driver.host": "127.0.0.1",
-    }  # fmt: skip
-    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-    process = subprocess.Popen(
-        [
-            str(home / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-            "--master", "local[2,4]", *words, "spark-internal",
-        ],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield f"sc://127.0.0.1:{port}", f"http://127.0.0.1:{pages}/api/v1"
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-
-
-def free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 COMPACT = """
 import sys
 import persist_lib as persist
@@ -107,18 +64,26 @@ with persist.open(url) as client:
 """
 
 
-def test_an_operation_on_connect_is_tagged_with_its_shard_and_ranges(server: tuple[str, str], folder: Path) -> None:
-    remote, api = server
-    with persist.open(f"file:{folder}", config=persist.Config(**SMALL)) as client:
-        write(client, "orders", rows=8000)
-    wait_for(remote)
-    ran = subprocess.run(
-        [sys.executable, "-c", COMPACT, f"file:{folder}", remote],
-        stdout=subprocess.PIPE, text=True, check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+def test_an_operation_on_connect_is_tagged_with_its_shard_and_ranges(
+    client: persist.Client, folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
+    write(client, "orders", rows=8000)
+    pages = free_port()
+    conf = {"spark.ui.enabled": "true", "spark.ui.port": str(pages)}
+    server = ConnectServer(tmp_path, conf, PYTHONPATH=str(ROOT))
+    try:
+        server.wait()
+        ran = subprocess.run(
+            [sys.executable, "-c", COMPACT, f"file:{folder}", server.url], stdout=subprocess.PIPE, text=True,
+            check=True, cwd=ROOT,
+        )  # fmt: skip
+        api = f"http://127.0.0.1:{pages}/api/v1/applications"
+        [application] = fetched(api)
+        tags = [tag for job in fetched(f"{api}/{application['id']}/jobs") for tag in job["jobTags"]]
+    finally:
+        server.stop()
     tasks, updates = map(int, ran.stdout.split())
-    [application] = fetched(f"{api}/applications")
-    tags = [tag for job in fetched(f"{api}/applications/{application['id']}/jobs") for tag in job["jobTags"]]
     [tag] = {tag for tag in tags if "orders: " in tag}
     ranges = f"{tasks} key range" + "s" * (tasks > 1)
     assert f"orders: compacting {updates:,} updates".replace(",", "") in tag
@@ -128,13 +93,3 @@ def test_an_operation_on_connect_is_tagged_with_its_shard_and_ranges(server: tup
 def fetched(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
-
-
-def wait_for(remote: str) -> None:
-    host, _, port = remote.removeprefix("sc://").partition(":")
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return
-        time.sleep(0.2)
-    pytest.fail(f"no server at {remote}")

@@ -7,11 +7,8 @@ The data is on S3 and PostgreSQL. What is in the shards is judged by the library
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,40 +19,10 @@ import pytest
 
 import persist_lib as persist
 from persist_lib.testing import contents_of
-from tests.spark.places import CONF, Cluster, environment
+from tests.spark.places import CONF, Cluster, answers, started
 from tests.spark.test_reads_everywhere import client, place  # noqa: F401 - fixtures
-from tests.unit.spark.worlds import TINY
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-PROGRAM = Path(__file__).parent / "writing_program.py"
-ROOT = Path(__file__).parent.parent.parent
-
-
-def started(place: dict[str, str], writes: list[dict[str, Any]]) -> subprocess.Popen[str]:
-    """The program, at work there."""
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=ROOT, start_new_session=True,
-        env=environment(PYTHONPATH=str(ROOT), PERSIST_CONFIG=json.dumps(TINY), **place),
-    )  # fmt: skip
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(writes))
-    process.stdin.close()
-    process.stdin = None
-    return process
-
-
-def answers(process: subprocess.Popen[str]) -> list[str]:
-    """How the writes ended."""
-    try:
-        out, errors = process.communicate(timeout=600)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    found = [line for line in out.splitlines() if line.startswith("ANSWERS ")]
-    assert found, errors[-3000:]
-    answered: list[str] = json.loads(found[0].removeprefix("ANSWERS "))
-    return answered
 
 
 def contents(client: persist.Client, shard: str) -> Counter[tuple[Any, ...]]:
@@ -93,7 +60,7 @@ def test_writes_do_the_same_everywhere(
         {"sql": rows, "options": {**to_all, "key": "id", "shards": "3"}},
         {"sql": changed, "options": {**to_all, "upsert": "true", "deletes": "gone"}},
     ]  # fmt: skip
-    found = answers(started(place, writes))
+    found, _ = answers(started("writing_program.py", place, writes))
     said = [next((word for word in EXPECTED if word in answer), answer[:300]) for answer in found]
     assert said == [
         "there is no table", "", "the schema says unique", "", "different rows", "", "", "UNSUPPORTED", "",
@@ -129,10 +96,8 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
             "FROM range(0, 6000, 1, 6)"
         )
         to = {"location": client.url, "consensus": client.consensus_url, "table": "w", "key": "id"}
-        process = started(
-            {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)},
-            [{"sql": slow, "options": to, "tasks": 6}],
-        )
+        place = {"PERSIST_SPARK_MASTER": cluster.url, "SPARK_CONF_DIR": str(conf)}
+        process = started("writing_program.py", place, [{"sql": slow, "options": to, "tasks": 6}])
         killed: list[int] = []
 
         def kill() -> None:
@@ -144,7 +109,7 @@ def test_a_write_goes_on_when_an_executor_is_killed(client: persist.Client, tmp_
                 time.sleep(0.05)
 
         threading.Thread(target=kill, daemon=True).start()
-        assert answers(process) == [""]
+        assert answers(process)[0] == [""]
     finally:
         cluster.stop()
     assert killed

@@ -24,8 +24,9 @@ import yaml
 from packaging.requirements import Requirement
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
+from persist_lib.testing.servers import free_port
 from tests import built, servers
-from tests.orchestration.dagster_dev import DagsterDev, end_group, free_port, is_up, restore_interrupts, wait_until
+from tests.orchestration.dagster_dev import DagsterDev, end_group, is_up, restore_interrupts, wait_until
 
 SHOP = built.ROOT / "examples" / "shop"
 Seconds = Annotated[str, StringConstraints(pattern=r"^\d+s$")]

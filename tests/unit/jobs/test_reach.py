@@ -36,27 +36,18 @@ def told(settings: SparkSettings) -> str:
     return raised.value.message
 
 
-@pytest.mark.parametrize(("scheme", "setting"), [("spark", "PERSIST_SPARK_MASTER"), ("sc", "PERSIST_SPARK_REMOTE")])
-def test_a_port_that_refuses_is_told_with_the_setting_to_correct(scheme: str, setting: str) -> None:
-    url = f"{scheme}://127.0.0.1:{free_port()}"
-    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
-    assert url in said
-    assert "nothing listens there" in said
-    assert setting in said
-
-
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_a_server_that_never_answers_is_told(scheme: str, silent: int) -> None:
-    url = f"{scheme}://127.0.0.1:{silent}"
-    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
-    assert "not answer" in said
-
-
-@pytest.mark.parametrize("scheme", ["spark", "sc"])
-def test_an_unknown_host_is_told(scheme: str) -> None:
-    url = f"{scheme}://no-such-host.invalid:7077"
-    said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
-    assert "a host that is unknown" in said
+def test_a_server_that_is_not_there_is_told_with_the_setting_to_correct(scheme: str, silent: int) -> None:
+    for where, words in (
+        (f"127.0.0.1:{free_port()}", "nothing listens there"),
+        (f"127.0.0.1:{silent}", "not answer"),
+        ("no-such-host.invalid:7077", "a host that is unknown"),
+    ):
+        url = f"{scheme}://{where}"
+        said = told(SparkSettings(master=url) if scheme == "spark" else SparkSettings(remote=url))
+        assert url in said
+        assert words in said
+        assert ("PERSIST_SPARK_MASTER" if scheme == "spark" else "PERSIST_SPARK_REMOTE") in said
 
 
 def test_the_port_of_a_web_page_is_told() -> None:

@@ -302,6 +302,16 @@ def test_a_stream_has_each_change_once_across_handovers(
     assert not query.step()
 
 
+def test_a_stream_of_rows_follows_a_collection_over_a_handover(client: persist.Client) -> None:
+    world, found = Told(client), list[Any]()
+    query = Stream(client, lambda _, table: found.extend(rows(table, "a", "b", "v")), table="orders")
+    for seed in range(2):
+        world.append(random.Random(seed), 30, negative=False)
+        drain(query if seed else started(query))
+        world.hand_over(1)
+    assert Counter(found) == world.contents(1)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_stream_that_is_killed_at_any_step_is_exact(client: persist.Client, seed: int) -> None:
     """Its hold keeps old renditions while it is stopped, whatever the retention is."""

@@ -58,30 +58,6 @@ def drain(query: Stream) -> int:
     return done
 
 
-def test_a_stream_has_the_contents_first_and_then_each_change(client: persist.Client) -> None:
-    world, sink, rng = World(client), Sink(), random.Random(1)
-    world.append(rng, 50, times=3)
-    query = stream(client, sink)
-    query.start()
-    assert drain(query) == 1
-    assert sink.updates() == added(((data, 2), diff) for data, diff in world.contents(2).items())
-    world.append(rng, 20, times=2)
-    assert drain(query) == 1
-    assert sink.contents() == world.contents(4)
-    assert not query.step()
-
-
-def test_from_a_time_there_are_only_changes(client: persist.Client) -> None:
-    world, sink, rng = World(client), Sink(), random.Random(2)
-    world.append(rng, 50, times=5)
-    query = stream(client, sink, **{"from": "1"})
-    query.start()
-    drain(query)
-    world.append(rng, 50, times=5)
-    drain(query)
-    assert sink.updates() == world.changes(1, 9)
-
-
 def test_latest_starts_after_what_is_there(client: persist.Client) -> None:
     world, sink, rng = World(client), Sink(), random.Random(2)
     world.append(rng, 50, times=5)
@@ -121,18 +97,6 @@ def test_limits_are_kept_at_each_restart(client: persist.Client) -> None:
         query.start()
         assert query.step()
         assert sink.updates() == world.changes(0, number)
-
-
-def test_big_contents_come_in_several_batches_by_key(client: persist.Client) -> None:
-    sink = Sink()
-    world = World(client)
-    for seed in range(4):
-        world.append(random.Random(seed), 40)
-    query = stream(client, sink, max_bytes="1")
-    query.start()
-    batches = drain(query)
-    assert batches >= 2
-    assert sink.contents() == world.contents(3)
 
 
 def test_a_batch_without_limit_has_the_rest_of_the_contents_and_all_that_follows(client: persist.Client) -> None:

@@ -121,23 +121,6 @@ def test_a_step_that_commits_again_writes_once(
     assert {diff for *_, diff in contents(client)} == {1}
 
 
-def test_modes_append_upsert_and_overwrite(driver: Driver, client: persist.Client) -> None:
-    driver.batch([rows((1, "a"), (2, "b"), (3, "c"))])
-    driver.batch([rows((1, "new")), rows((4, "d"))], upsert="true")
-    assert contents(client) == [(1, "new", 1), (2, "b", 1), (3, "c", 1), (4, "d", 1)]
-    gone = t.StructType([*FRAME, t.StructField("gone", t.BooleanType(), False)])
-    driver.batch([[{"id": 2, "word": None, "gone": True}, {"id": 5, "word": "e", "gone": False}]], gone,
-                 upsert="true", deletes="gone")  # fmt: skip
-    assert contents(client) == [(1, "new", 1), (3, "c", 1), (4, "d", 1), (5, "e", 1)]
-    driver.batch([rows((3, "c")), rows((9, "z"))], overwrite=True)
-    assert contents(client) == [(3, "c", 1), (9, "z", 1)]
-    seqno_rows = client.machine("s").fetch().state.count
-    driver.batch([rows((9, "z"), (3, "c"))], overwrite=True)
-    assert client.machine("s").fetch().state.count == seqno_rows
-    driver.batch([], overwrite=True)
-    assert contents(client) == []
-
-
 def test_changes_and_times_of_their_own(driver: Driver, client: persist.Client) -> None:
     changes = t.StructType([*FRAME, t.StructField("_diff", t.LongType(), False)])
     driver.batch([[{"id": 1, "word": "a", "_diff": 3}], [{"id": 1, "word": "a", "_diff": -1}]], changes)
