@@ -118,7 +118,7 @@ class Client(Shards):
         self.runtime = runtime
         self.read_only = read_only or location.read_only
         self.blob, self.consensus, self.reads = stack.blob, stack.consensus, stack.reads
-        self._meter, self._cache = stack.meter, stack.cache
+        self._meter, self._cache, self._lookups = stack.meter, stack.cache, stack.lookups
         shareable = not location.consensus_url.startswith("memory:")
         self.leases = Leases(config, runtime, (location.url, location.consensus_url) if shareable else None)
         self._machines = self.machine = Machines(weakref.WeakMethod(self._make_machine), self.url)
@@ -138,6 +138,7 @@ class Client(Shards):
     def _make_machine(self, shard: ShardId, member: str) -> Machine:
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
         machine.table_of = partial(_table_of, weakref.ref(self))
+        machine.lookups = self._lookups
         machine.may_begin, machine.allot = self._pauses.check, self._pauses.allot
         return machine
 

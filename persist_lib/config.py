@@ -101,4 +101,5 @@ class Config(Settings):
     """The log format in which shards are created. None: the default of this release. While a fleet is upgraded machine
     by machine, set it to the newest format that the oldest program of the fleet knows."""
     cache: CacheConfig | None = None
-    """A cache for what snapshots and listeners read. None: they read from the store each time."""
+    """A cache for what is read. None: snapshots and listeners read from the store each time, and the client keeps up to
+    32 MiB of what its writers looked into (small objects), as the next upsert looks into most of it again."""

@@ -22,11 +22,14 @@ def files_of(path: Path) -> list[Path]:
 class Shelf:
     """Objects of given sizes behind a cache, and what the store is asked for."""
 
-    def __init__(self, *, memory_bytes: int = 0, path: Path | None = None, disk_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, *, memory_bytes: int = 0, path: Path | None = None, disk_bytes: int = 1 << 30,
+        most: int | None = None,
+    ) -> None:  # fmt: skip
         self.requests: list[Operation] = []
         self.store = MemoryBlob()
         config = persist.CacheConfig(path=path and str(path), disk_bytes=disk_bytes, memory_bytes=memory_bytes)
-        self.cache = Cache(config, "memory:shelf", Runtime())
+        self.cache = Cache(config, "memory:shelf", Runtime(), most)
         self.blob = CachingBlob(RecordingBlob(self.store, self.requests), self.cache)
         self.objects: dict[str, bytes] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from persist_lib.config import Config
+from persist_lib.config import MIB, CacheConfig, Config
 from persist_lib.core.cost import Prices
 from persist_lib.location.api import Blob
 from persist_lib.location.open import Location, Place, open_location, scheme_of, url_of
@@ -18,6 +18,9 @@ from persist_lib.location.wrap.deadline import RetryingBlob, RetryingConsensus
 from persist_lib.location.wrap.metering import Meter, MeteredBlob, MeteredConsensus
 from persist_lib.runtime.ambient import Runtime
 
+LOOKUPS = CacheConfig(memory_bytes=32 * MIB)
+"""What a client without a cache keeps of what its writers looked into, in objects of up to an eighth of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
@@ -25,7 +28,8 @@ class Stack:
 
     `blob` and `consensus` count each attempt in `meter` and retry until the caller's deadline, or for
     `config.timeout_s` seconds if there is none. `reads` is `blob`, behind `cache` if the config has one. Use it
-    only for reads that may be answered from a cache by digest.
+    only for reads that may be answered from a cache by digest. `lookups` is the same for those of writers, which read
+    most of what they read before again: without a configured cache, small objects stay in memory.
     """
 
     location: Location
@@ -33,6 +37,7 @@ class Stack:
     blob: RetryingBlob
     consensus: RetryingConsensus
     reads: Blob
+    lookups: Blob
     cache: Cache | None
 
 
@@ -76,8 +81,11 @@ def wrap(
     counted = metered(location, meter, prices)
     blob = RetryingBlob(counted.blob, runtime, config.timeout_s)
     consensus = RetryingConsensus(counted.consensus, runtime, config.timeout_s)
-    cache = None if config.cache is None else Cache(config.cache, location.url, runtime)
-    return Stack(location, meter, blob, consensus, blob if cache is None else CachingBlob(blob, cache), cache)
+    if config.cache is None:
+        recent = Cache(LOOKUPS, location.url, runtime, most=LOOKUPS.memory_bytes // 8)
+        return Stack(location, meter, blob, consensus, blob, CachingBlob(blob, recent), None)
+    reads = CachingBlob(blob, cache := Cache(config.cache, location.url, runtime))
+    return Stack(location, meter, blob, consensus, reads, reads, cache)
 
 
 def metered(location: Location, meter: Meter, prices: Prices | None = None) -> Location:

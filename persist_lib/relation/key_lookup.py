@@ -82,7 +82,7 @@ class Looking:
 
     def _read(self, state: State, schema: Schema, batches: list[Batch], lower: Antichain) -> pa.Table:
         machine = self._machine
-        stored = Stored(machine.reads, machine.shard, state.schemas, schema, where=self._where)
+        stored = Stored(machine.lookups, machine.shard, state.schemas, schema, where=self._where)
         inputs = overlapping(inputs_of(batches, lower.time or 0), None, None)
         inputs = may_keep(self._where, inputs, state.schemas, self._schema)
         with machine.runtime.pool(machine.config.read_threads, "persist-look") as pool:

@@ -139,7 +139,7 @@ class Shard:
         self.shard = shard
         self.member = member
         self.blob = blob
-        self.reads = reads or blob
+        self.reads = self.lookups = reads or blob
         self.consensus = consensus
         self.taker = takes_commands(consensus)
         self.config = config

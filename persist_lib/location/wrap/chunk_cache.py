@@ -6,7 +6,7 @@ computed again on each read from the cache. A wrong answer of a store is never k
 counts as a miss, and a read from the store mends it.
 
 Only `fetch` looks into the cache. All other operations of a `CachingBlob` go to the store. Code that must see the store
-itself (writers, maintenance, scrubs, audits) does not get a `CachingBlob`.
+itself (commits, maintenance, scrubs, audits) does not get a `CachingBlob`.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ class CacheCounts(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """The most recently used chunks in memory, at most `limit` bytes of them."""
+    """The most recently used chunks in memory, at most `limit` bytes of them, each of at most `most` bytes."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, most: int) -> None:
+        self._limit, self._most = limit, most
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
         self.size = 0
         self.lock = threading.Lock()
@@ -215,7 +215,7 @@ class Memory:
 
     def put(self, name: bytes, data: bytes | memoryview) -> None:
         """Keep a chunk, and drop the least recently used ones if they exceed the limit."""
-        if len(data) > self._limit:
+        if len(data) > self._most:
             return
         kept = bytes(data)
         with self.lock:
@@ -234,8 +234,9 @@ class Memory:
 class Cache:
     """Both tiers, memory and disk. Safe for use by several threads and after a fork."""
 
-    def __init__(self, config: CacheConfig, url: str, runtime: Runtime) -> None:
-        self._memory = Memory(config.memory_bytes)
+    def __init__(self, config: CacheConfig, url: str, runtime: Runtime, most: int | None = None) -> None:
+        """`most` is that of a chunk in memory, in bytes; None: as much as there is room for."""
+        self._memory = Memory(config.memory_bytes, config.memory_bytes if most is None else most)
         namespace = hashlib.blake2b(url.encode(), digest_size=16).hexdigest()
         self._files = (
             CacheFiles(config.path, namespace, config.disk_bytes, runtime.entropy)

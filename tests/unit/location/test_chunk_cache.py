@@ -80,6 +80,17 @@ def test_memory_holds_what_was_used_last_and_no_more_than_it_may() -> None:
     assert shelf.cache.counts().memory_bytes <= 10_000
 
 
+def test_memory_holds_no_chunk_above_what_one_may_have() -> None:
+    shelf = Shelf(memory_bytes=10_000, most=1_000)
+    shelf.add("small", 1_000)
+    shelf.add("large", 1_001)
+    for _ in range(2):
+        shelf.read("small")
+        shelf.read("large")
+    assert shelf.read("small") == []
+    assert shelf.read("large") == ["get"]
+
+
 def test_files_hold_what_was_used_last_and_no_more_than_they_may(tmp_path: Path) -> None:
     limit = 200_000
     shelf = Shelf(path=tmp_path, disk_bytes=limit)

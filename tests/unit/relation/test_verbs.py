@@ -268,8 +268,20 @@ def counts(done: persist.Changed) -> tuple[int, int, int, int]:
 # --- races -----------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_writer_looked_into_is_not_read_again(world: World) -> None:
+    write = world.client(SMALL).open_writer("s", SCHEMA)
+    for n in range(5):
+        write.compare_and_append([row(i, str(n), n) for i in range(100)], n, n + 1)
+    assert write.upsert([one(5, "x")]).cost.gets == 5
+    for word in "yz":
+        assert write.upsert([one(5, word)]).cost.gets == 1  # that of the upsert before
+    assert world.client(SMALL).open_writer("s", SCHEMA).upsert([one(5, "x")]).cost.gets == 8
+    assert contents(world)[5, "x"] == 1
+
+
 def test_after_a_lost_race_only_what_is_new_is_read(world: World) -> None:
-    ours = world.client(SMALL, rival=world.rival).open_writer("s", SCHEMA)
+    without = SMALL.model_copy(update={"cache": persist.CacheConfig(memory_bytes=0)})
+    ours = world.client(without, rival=world.rival).open_writer("s", SCHEMA)
     theirs = world.client(SMALL).open_writer("s", SCHEMA)
     for n in range(5):
         ours.compare_and_append([row(i, str(n), n) for i in range(100)], n, n + 1)
