@@ -26,7 +26,7 @@ def test_a_task_is_answered_without_pandas(tmp_path: Path) -> None:
         import sys
         import pyarrow as pa
         from jobs.tasks import encode_work, run_all
-        from persist_lib.core.plan.compaction import MergeTask, TaskResult
+        from persist_lib.core.plan.requests import MergeTask, TaskResult
         from persist_lib.core.sums import Sums
 
         task = MergeTask("s", "w", (), (), 0, 0, None, None, 1, 1)

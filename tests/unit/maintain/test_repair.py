@@ -158,6 +158,7 @@ def test_what_cannot_be_repaired_is_left_as_it_is(world: World) -> None:
     assert rows_of(world) == broken
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
 def test_what_was_collected_since_the_last_good_version_is_not_brought_back(world: World) -> None:
     client = filled(world, 4, persist.Config(inline_bytes=0))
     poison(world, text_token)
@@ -382,6 +383,7 @@ def test_a_rollup_that_only_a_guess_could_bring_back_is_left(world: World) -> No
     assert (rows_of(world), len(copies_of(world))) == (rows, len(before) - 1)
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
 def test_a_rollup_is_not_written_again_from_a_log_that_leads_to_other_bytes(world: World) -> None:
     """The log says another thing of its first row than it did when the rollup was made, and is linked to the end."""
     rolled_up(world).close()

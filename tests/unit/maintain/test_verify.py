@@ -183,6 +183,7 @@ def test_a_row_that_names_another_row_as_the_one_before_it_is_found(world: World
     assert ("chain", "v7") in found
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
 def test_rows_that_are_not_there_are_a_gap_and_not_a_truncation(world: World) -> None:
     copied(world.client(TINY))
     good = rows_of(world)
@@ -286,6 +287,7 @@ def test_orphans_are_a_finding_and_no_damage_and_what_may_be_linked_yet_is_neith
     assert client.verify("s").findings == ()
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
 def test_what_is_deleted_or_linked_while_it_looks_is_no_damage(world: World) -> None:
     """A compaction and a collection between the listing and the state, and appends while it walks."""
     client, other = world.client(TINY), world.client(TINY)
@@ -371,6 +373,7 @@ def test_the_bytes_of_a_verdict_are_the_same_for_ever() -> None:
     assert WALKED_FORM.decode(data, "k") == Walked(SeqNo(300), bytes(range(16)))
 
 
+@pytest.mark.parametrize("world", ["memory"], indirect=True)
 def test_a_scrub_of_a_release_without_verdicts_leaves_them(world: World) -> None:
     """It lists what is a key of marks, and deletes no other."""
     client = world.client(TINY)
