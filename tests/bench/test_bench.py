@@ -235,7 +235,7 @@ def test_a_part_that_is_written_is_not_in_memory_while_the_next_one_grows(
             yield holder.pop()
             alive.append(seen() is not None)
 
-    monkeypatch.setattr(bench.kernel, "merge_to_parts", parts)
+    monkeypatch.setattr(bench.kernel, "parts_of", parts)
     assert merge_folder(tmp_path / "runs", tmp_path / "out", 0) == {"rows": 3, "bytes": 3}
     assert alive == [False, False, False]
 
