@@ -46,7 +46,7 @@ def compact_shards(
 ) -> Iterator[Outcome[Compacted]]:
     """Compact each shard as `on_shards` does it. `sessions` is called only if Spark is needed.
 
-    `says` gets a line when a shard begins, and each half minute for each that goes on; `moves` is told each time that a
+    `says` gets a line when a shard begins, and each half minute for each that continues; `moves` is told each time that a
     task of a shard is done.
     """
     if spark is None and sessions is not None and engine != "local":
