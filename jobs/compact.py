@@ -46,8 +46,8 @@ def compact_shards(
 ) -> Iterator[Outcome[Compacted]]:
     """Compact each shard as `on_shards` does it. `sessions` is called only if Spark is needed.
 
-    `says` gets a line when a shard begins, and each half minute for each that continues; `moves` is told each time that a
-    task of a shard is done.
+    `says` gets a line when a shard begins, and each half minute for each that continues. `moves` is called each time
+    that a task of a shard is done.
     """
     if spark is None and sessions is not None and engine != "local":
         spark = SparkEngine(client, sessions, stop=stop)
