@@ -309,6 +309,12 @@ class Entry(NamedTuple):
     version: str
 
 
+class Stored(NamedTuple):
+    """An object that was stored, by the version that it has now: empty if the store does not say."""
+
+    version: str
+
+
 class ObjectStore(Protocol):
     """Objects by name, below one prefix: linearizable, durable and visible on return, listed in the order of names.
 
@@ -336,10 +342,10 @@ class ObjectStore(Protocol):
     def put(
         self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> bool:  # fmt: skip
-        """Store an object if there is none, or if it `replaces` this version. Returns whether it did.
+    ) -> Stored | None:  # fmt: skip
+        """Store an object if there is none, or if it `replaces` this version. Returns None if it did not.
 
-        After Indeterminate, a retry may return False for an object of its own.
+        After Indeterminate, a retry may return None for an object of its own.
         """
 
     def overwrite(self, name: str, data: bytes, doing: str) -> None:

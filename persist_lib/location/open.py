@@ -115,7 +115,7 @@ def open_location(
     """
     runtime = runtime or Runtime()
     stores = _Stores(Opening(False, read_only, clock, runtime))
-    opening = Opening(create and not read_only, read_only, clock, runtime, stores, timeout_s)
+    opening = Opening(create and not read_only, read_only, clock, runtime, stores, timeout_s, {})
     url, consensus = url_of(url), None if consensus is None else url_of(consensus, "consensus")
     scheme = scheme_of(url)
     url = scheme.named(scheme.canonical(url), opening)

@@ -40,6 +40,8 @@ class Opening:
     stores: Stores | None = None
     timeout_s: float = 0.0
     """For how long a server is asked again that is there, and does not answer."""
+    entered: dict[str, object] | None = None
+    """What the openers of a Blob and a Consensus that are closed together share, by URL; None: nothing."""
 
 
 def is_on(url: str, option: str, *, default: bool) -> bool:

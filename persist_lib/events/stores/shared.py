@@ -235,7 +235,8 @@ class Objects:
 
     def put(self, name: str, data: bytes, version: str | None) -> bool:
         """Store an object if there is none (version None), or if its version is this one. Returns whether it did."""
-        return sent_again(self._runtime, lambda: self._objects.put(name, data, f"store {name!r}", version))
+        doing = f"store {name!r}"
+        return sent_again(self._runtime, lambda: self._objects.put(name, data, doing, version)) is not None
 
     def overwrite(self, name: str, data: bytes) -> None:
         """Store an object, whatever is there."""

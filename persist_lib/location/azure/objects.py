@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from azure.core import MatchConditions
@@ -22,7 +21,7 @@ from requests.exceptions import ConnectTimeout
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from persist_lib.errors import Determinate, InvalidName, InvalidUsage, PersistError
-from persist_lib.location.api import Entry, Found, Object
+from persist_lib.location.api import Entry, Found, Object, Stored
 from persist_lib.location.objects.store import (
     ANSWER_S,
     CONDITION_FAILED,
@@ -129,27 +128,27 @@ class AzureObjects(CloudObjects):
     def put(
         self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> bool:  # fmt: skip
+    ) -> Stored | None:  # fmt: skip
         with self._writing(doing):
             # Names of metadata are those of variables to Azure: without hyphens.
             named = {name.replace("-", "_"): value for name, value in (metadata or {}).items()}
             try:
-                self._upload(name, data, overwrite=replaces is not None, metadata=named, **_only_if(replaces))
+                return self._upload(name, data, overwrite=replaces is not None, metadata=named, **_only_if(replaces))
             except HttpResponseError as error:
                 if _code_of(error) == StorageErrorCode.BLOB_ALREADY_EXISTS or error.status_code == CONDITION_FAILED:
-                    return False
+                    return None
                 raise
-        return True
 
     def overwrite(self, name: str, data: bytes, doing: str) -> None:
         with self._writing(doing):
             self._upload(name, data, overwrite=True)
 
-    def _upload(self, name: str, data: bytes | memoryview, **how: Any) -> None:
+    def _upload(self, name: str, data: bytes | memoryview, **how: Any) -> Stored:
         if "./" in f"{name}/":
             raise InvalidName(f"{name!r} cannot be a name on Azure: no part of one may end with a dot", key=name)
         whole = data if isinstance(data, bytes) else bytes(data)
-        self._ask(PUTS, "upload_blob", self.at(name), whole, length=len(whole), **how)
+        said = self._ask(PUTS, "upload_blob", whole, blob=self.at(name), length=len(whole), **how)
+        return Stored(said["etag"].strip('"'))
 
     def delete_one(self, name: str, doing: str) -> None:
         with self._writing(doing):
@@ -193,8 +192,8 @@ class AzureObjects(CloudObjects):
         """Make a request, or several of a listing. The caller turns errors into those of Persist."""
         client = self.clients.get()
         connect_s, answer_s = self._timeouts()
-        call = partial(client.get_blob_client(how.pop("blob")).get_blob_properties) if "blob" in how else None
-        return (call or getattr(client, operation))(
+        asked = client.get_blob_client(how.pop("blob")) if "blob" in how else client
+        return getattr(asked, operation)(
             *arguments, **how, connection_timeout=connect_s, read_timeout=answer_s,
             raw_request_hook=lambda _: requested(price), raw_response_hook=self._hear,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from persist_lib.errors import Determinate, InvalidUsage, PersistError
-from persist_lib.location.api import Entry, Found, Object
+from persist_lib.location.api import Entry, Found, Object, Stored
 from persist_lib.location.objects.store import (
     ANSWER_S,
     CONDITION_FAILED,
@@ -109,7 +109,7 @@ class GcsObjects(CloudObjects):
     def put(
         self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> bool:  # fmt: skip
+    ) -> Stored | None:  # fmt: skip
         return self._upload(name, data, doing, metadata, ifGenerationMatch="0" if replaces is None else replaces)
 
     def overwrite(self, name: str, data: bytes, doing: str) -> None:
@@ -117,7 +117,7 @@ class GcsObjects(CloudObjects):
 
     def _upload(
         self, name: str, data: bytes | memoryview, doing: str, metadata: Mapping[str, str] | None, **condition: str
-    ) -> bool:
+    ) -> Stored | None:
         """Store an object by one request with two parts: what it is, with its digest, and its bytes.
 
         By the other two kinds of uploads (media, resumable), emulators ignore the condition.
@@ -135,9 +135,8 @@ class GcsObjects(CloudObjects):
             self._ask(PUTS, "POST", f"/upload{self._bucket}", asked, data=body, headers=headers) as answer,
         ):
             if condition and answer.status_code == CONDITION_FAILED:
-                return False
-            self._check(answer)
-        return True
+                return None
+            return Stored(str(self._check(answer).json()["generation"]))
 
     def delete_one(self, name: str, doing: str) -> None:
         with self._writing(doing), self._ask(DELETES, "DELETE", self.at(name), {}) as answer:

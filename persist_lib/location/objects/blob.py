@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from persist_lib.errors import Determinate, InvalidUsage
 from persist_lib.location.api import BlobEntry, Entry, Page, Upload
@@ -76,7 +77,7 @@ class ObjectsBlob:
             return True
         if (None if found is None else found.data) != follows:
             return False
-        return self._objects.put(name, data, doing, None if found is None else found.version)
+        return self._objects.put(name, data, doing, None if found is None else found.version) is not None
 
     def delete(self, key: str) -> bool:
         """Delete an object. Returns whether there was one; of two concurrent deletions, both may return True."""
@@ -136,7 +137,12 @@ class ObjectsPuts:
 
 
 def enter(url: str, opening: Opening) -> CloudObjects:
-    """Return the objects of the location at a URL. Checks that it exists in a known format, or makes it."""
+    """Return the objects of the location at a URL. Checks that it exists in a known format, or makes it.
+
+    For the blobs and the consensus of one location these are the same, with the same connections.
+    """
+    if opening.entered is not None and url in opening.entered:
+        return cast("CloudObjects", opening.entered[url])
     objects = objects_at(url, opening.runtime)
     try:
         if not _check_marker(objects, url):
@@ -146,6 +152,8 @@ def enter(url: str, opening: Opening) -> CloudObjects:
     except BaseException:
         objects.close()
         raise
+    if opening.entered is not None:
+        opening.entered[url] = objects
     return objects
 
 

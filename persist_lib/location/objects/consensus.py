@@ -30,10 +30,12 @@ ATTEMPT = "persist-attempt"
 """The metadata by which a PUT recognises its own object, if a proxy sent it twice and the second was refused."""
 FIRST = SeqNo(1)
 LARGEST = 10**20 - 1
-READ_THREADS = 8
+READ_THREADS = 16
 RACES = 20
 RECENT_S = 5.0
 """How long an earlier read is relied on without reading again, where that saves a request."""
+KEPT_BYTES = 1 << 16
+"""The largest row that is kept, so that a scan which finds it unchanged does not read it again."""
 
 
 class _Floor(NamedTuple):
@@ -45,11 +47,29 @@ class _Floor(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The highest seqno at which there was a row for certain, what that starts with if it was looked at, and when."""
+    """The highest seqno at which there was a row for certain, what of it was looked at, and when.
+
+    That is at least what it starts with, and all of it if `version`, which is the object's, is not empty.
+    """
 
     seqno: SeqNo
-    start: bytes | None
+    data: bytes | None
+    version: str
     read_at: float
+
+
+class _Listed(NamedTuple):
+    """The object of a row, by its name and the version that a listing says."""
+
+    seqno: SeqNo
+    version: str
+
+
+class _Read(NamedTuple):
+    """A row and the version of its object."""
+
+    row: Row
+    version: str
 
 
 class ObjectsConsensus:
@@ -74,9 +94,12 @@ class ObjectsConsensus:
     def _floor_of(self, key: str) -> str:
         return f"floor/{_quoted(key)}"
 
-    def _see(self, key: str, seqno: SeqNo, data: bytes | None) -> None:
+    def _see(self, key: str, seqno: SeqNo, data: bytes | None, version: str = "") -> None:
+        """Know that there was a row, which counted. `version` is the object's if `data` is all of it."""
         if seqno > self._last_seen(key) or (data is not None and seqno == self._last_seen(key)):
-            self._seen[key] = _Seen(seqno, data if data is None else data[:START_BYTES], self._runtime.monotonic())
+            if data is not None and not (version and len(data) <= KEPT_BYTES):
+                data, version = data[:START_BYTES], ""
+            self._seen[key] = _Seen(seqno, data, version, self._runtime.monotonic())
 
     def _last_seen(self, key: str) -> SeqNo:
         return self._seen[key].seqno if key in self._seen else SeqNo(0)
@@ -101,27 +124,30 @@ class ObjectsConsensus:
 
     def compare_and_set(self, key: str, expected: Newest | None, data: bytes) -> bool:
         seqno = next_seqno(expected)
-        if seqno < self._recent_floor(key) or (expected is not None and not self._was_there(key, expected)):
+        if not (seqno >= self._recent_floor(key) if expected is None else self._was_there(key, expected)):
             return False
         attempt = f"{self._runtime.entropy():016x}"
         done = self._objects.put(
             self._row(key, seqno), bytes(data), f"set {key!r} to v{seqno}", metadata={ATTEMPT: attempt}
         )
-        if not done and self._winner(key, seqno) != attempt:
+        if done is None and self._winner(key, seqno) != attempt:
             return False
-        return self._counts(key, seqno, data)
+        return self._counts(key, seqno, bytes(data), done.version if done else "")
 
     def _was_there(self, key: str, expected: Newest) -> bool:
         """Whether the row `expected` existed a moment ago and may be the newest. All rows before it existed as well.
 
-        A PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether
-        the row is still the same one, and not another of its seqno after an older copy was restored.
+        A PUT cannot depend on another object. So unless it was checked within `RECENT_S`, this reads whether it may be
+        truncated, and whether the row is still the same one, and not another of its seqno after an older copy was
+        restored.
         """
         if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
             return False
         seen = self._seen.get(key)
-        if seen is not None and seen.seqno == expected.seqno and seen.start is not None and self._is_recent(seen):
-            return seen.start.startswith(expected.start)
+        if seen is not None and seen.seqno == expected.seqno and seen.data is not None and self._is_recent(seen):
+            return seen.data.startswith(expected.start)
+        if expected.seqno < self._recent_floor(key):
+            return False
         start = self._start_of(key, expected.seqno)
         if start is None:
             return False  # it never existed, or it was truncated and there are newer ones
@@ -155,7 +181,7 @@ class ObjectsConsensus:
             raise Indeterminate(f"v{seqno} of {key!r} was there, may have been this one, and is truncated by now")
         return found
 
-    def _counts(self, key: str, seqno: SeqNo, data: bytes) -> bool:
+    def _counts(self, key: str, seqno: SeqNo, data: bytes, version: str) -> bool:
         """Whether the new row counts. Raises Indeterminate if it may have got a seqno that truncation had freed.
 
         SUBTLE: the floor is read after the PUT. Truncation raises the floor before it frees a seqno, so a freed seqno
@@ -167,7 +193,7 @@ class ObjectsConsensus:
         except Determinate as error:
             raise Indeterminate(f"v{seqno} of {key!r} was written, but not confirmed: {error.message}") from error
         if seqno >= floor.seqno:
-            self._see(key, seqno, data)
+            self._see(key, seqno, data, version)
             return True
         self._see(key, floor.seqno, None)
         raise Indeterminate(
@@ -187,56 +213,79 @@ class ObjectsConsensus:
         """Whatever is below the floor, the newest row is above it, and is never deleted."""
         while True:
             newest = None
-            for newest in self._names(key, self._last_seen(key)):  # noqa: B007 - the last one
+            for newest in self._listed(key, self._last_seen(key)):  # noqa: B007 - the last one
                 pass
             if newest is None:
                 return None
-            if rows := self._fetch(key, [newest]):
-                self._see(key, newest, rows[0].data)
-                return rows[0]
+            if read := self._fetch(key, [newest]):
+                (found,) = read
+                self._see(key, *found.row, found.version)
+                return found.row
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """A LIST, a GET for each row (several at a time), and one for the floor."""
+        """A LIST, a GET for each row (several at a time), and one for the floor.
+
+        SUBTLE: only the LIST if all it has is a row that counted and that this process knows whole. No row follows, so
+        it is the newest one, which the floor never passes, and its object's version says that it is the same.
+        """
         check_limit(limit)
         while True:
-            seqnos = [*islice(self._names(key, from_seqno), limit)]
-            rows = self._fetch(key, seqnos)
+            listed = [*islice(self._listed(key, from_seqno), limit)]
+            if limit > len(listed) == 1 and listed[0].seqno == from_seqno and (known := self._known(key, listed[0])):
+                self._see(key, *known.row, known.version)
+                return [known.row]
+            read = self._fetch(key, listed)
             # After the reading. What was read below this floor may be a stray; what was read above it is not.
             floor = self._floor(key)
-            if floor.seqno <= from_seqno or (len(seqnos) < limit and floor.seqno <= max(seqnos, default=FIRST)):
+            end = max((found.seqno for found in listed), default=FIRST)
+            if floor.seqno <= from_seqno or (len(listed) < limit and floor.seqno <= end):
                 first = max(from_seqno, floor.seqno)
-                return self._checked(key, [row for row in rows if row.seqno >= first], first, seqnos)
+                return self._checked(key, [found for found in read if found.row.seqno >= first], first, listed)
             from_seqno = floor.seqno
 
-    def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
-        """Return the seqnos of the objects from `from_seqno` on, ascending."""
+    def _listed(self, key: str, from_seqno: SeqNo) -> Iterator[_Listed]:
+        """Return the objects of the rows from `from_seqno` on, ascending."""
         prefix = self._rows(key)
         after = f"{prefix}{max(0, from_seqno - 1):020d}"
         names = self._objects.entries(prefix, f"list the rows of {key!r}", after, self._page)
-        return (SeqNo(int(found.name.removeprefix(prefix))) for found in names)
+        return (_Listed(SeqNo(int(found.name.removeprefix(prefix))), found.version) for found in names)
 
-    def _fetch(self, key: str, seqnos: Sequence[SeqNo]) -> list[Row]:
+    def _names(self, key: str, from_seqno: SeqNo) -> Iterator[SeqNo]:
+        return (found.seqno for found in self._listed(key, from_seqno))
 
-        def fetch(seqno: SeqNo) -> Row | None:
-            found = self._objects.get(self._row(key, seqno), f"read v{seqno} of {key!r}")
-            return None if found is None else Row(seqno, found.data)
+    def _known(self, key: str, listed: _Listed) -> _Read | None:
+        """Return a listed row that this process knows whole, if its object is still the same."""
+        seen = self._seen.get(key)
+        if seen is None or seen.data is None or not seen.version or (seen.seqno, seen.version) != listed:
+            return None
+        return _Read(Row(seen.seqno, seen.data), seen.version)
 
-        if len(seqnos) < 2:
-            found = [fetch(seqno) for seqno in seqnos]
+    def _fetch(self, key: str, listed: Sequence[_Listed]) -> list[_Read]:
+        """Read the rows of these objects, but one that is known. What was deleted since is left out."""
+
+        def fetch(one: _Listed) -> _Read | None:
+            found = self._objects.get(self._row(key, one.seqno), f"read v{one.seqno} of {key!r}")
+            return None if found is None else _Read(Row(one.seqno, found.data), found.version)
+
+        read = {one: self._known(key, one) for one in listed}
+        missing = [one for one, known in read.items() if known is None]
+        if len(missing) < 2:
+            read.update({one: fetch(one) for one in missing})
         else:
-            with self._runtime.pool(min(READ_THREADS, len(seqnos)), "persist-log") as pool:
-                found = list(pool.map(fetch, seqnos))
-        return [row for row in found if row is not None]
+            with self._runtime.pool(min(READ_THREADS, len(missing)), "persist-log") as pool:
+                read.update(zip(missing, pool.map(fetch, missing), strict=True))
+        return [found for found in read.values() if found is not None]
 
-    def _checked(self, key: str, rows: list[Row], first: SeqNo, listed: Sequence[SeqNo]) -> list[Row]:
-        if [row.seqno for row in rows] != [*range(first, listed[-1] + 1 if listed else first)]:
+    def _checked(self, key: str, read: list[_Read], first: SeqNo, listed: Sequence[_Listed]) -> list[Row]:
+        rows, end = [found.row for found in read], listed[-1].seqno if listed else SeqNo(first - 1)
+        if [row.seqno for row in rows] != [*range(first, end + 1)]:
             raise Missing(
-                f"consensus {key!r} has a gap: of v{first} to v{listed[-1]} only {len(rows)} rows are there. Restore "
+                f"consensus {key!r} has a gap: of v{first} to v{end} only {len(rows)} rows are there. Restore "
                 "them from a copy; nothing was changed",
                 key=key,
             )
-        if rows:
-            self._see(key, *rows[-1])
+        if read:
+            self._see(key, *rows[-1], read[-1].version)
         return rows
 
     def truncate(self, key: str, seqno: SeqNo) -> int:

@@ -30,7 +30,7 @@ from botocore.loaders import create_loader
 from urllib3.util.ssl_match_hostname import CertificateError
 
 from persist_lib.errors import Determinate, Indeterminate, InvalidUsage, NotFound, PersistError
-from persist_lib.location.api import Entry, Found, Object, Upload
+from persist_lib.location.api import Entry, Found, Object, Stored, Upload
 from persist_lib.location.objects.store import (
     ANSWER_S,
     CONDITION_FAILED,
@@ -203,7 +203,7 @@ class S3Objects(CloudObjects):
     def put(
         self, name: str, data: bytes | memoryview, doing: str, replaces: str | None = None,
         metadata: Mapping[str, str] | None = None,
-    ) -> bool:  # fmt: skip
+    ) -> Stored | None:  # fmt: skip
         """Store an object as `ObjectStore.put` does; a large one in pieces, if it replaces none."""
         asked: dict[str, Any] = {**self.at(name), **({"Metadata": metadata} if metadata else {})}
         condition = {"IfNoneMatch": "*"} if replaces is None else {"IfMatch": replaces}
@@ -211,21 +211,22 @@ class S3Objects(CloudObjects):
         with self._writing(doing):
             try:
                 if len(view) > self.multipart_above and replaces is None:
-                    self._put_in_pieces(name, asked, view)
+                    answer = self._put_in_pieces(name, asked, view)
                 else:
-                    self._ask("put_object", **asked, Body=data if isinstance(data, bytes) else bytes(view), **condition)
+                    body = data if isinstance(data, bytes) else bytes(view)
+                    answer = self._ask("put_object", **asked, Body=body, **condition)
             except ClientError as error:
                 # What was to be replaced may be gone.
                 if status_of(error) == CONDITION_FAILED or (replaces is not None and code_of(error) == "NoSuchKey"):
-                    return False
+                    return None
                 raise
-        return True
+        return Stored(str(answer.get("ETag", "")))
 
     def overwrite(self, name: str, data: bytes, doing: str) -> None:
         with self._writing(doing):
             self._ask("put_object", **self.at(name), Body=data)
 
-    def _put_in_pieces(self, name: str, asked: dict[str, Any], view: memoryview) -> None:
+    def _put_in_pieces(self, name: str, asked: dict[str, Any], view: memoryview) -> Any:
         """Store an object in pieces. It is visible only after the last request, and given up if one before it fails."""
         started = Upload(name, self._ask("create_multipart_upload", **asked)["UploadId"])
         upload = {**self.at(name), "UploadId": started.id}
@@ -243,7 +244,7 @@ class S3Objects(CloudObjects):
             self.abort_uploads([started])
             raise
         try:
-            self._ask("complete_multipart_upload", **upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
+            return self._ask("complete_multipart_upload", **upload, MultipartUpload={"Parts": pieces}, IfNoneMatch="*")
         except ClientError as error:
             # Only if S3 refused. After an unknown outcome it may be completing now: it is left to the sweep.
             if 400 <= status_of(error) < 500:

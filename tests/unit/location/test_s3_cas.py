@@ -14,10 +14,11 @@ from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
 from persist_lib.location.objects.blob import enter
-from persist_lib.location.objects.consensus import RECENT_S, ObjectsConsensus
+from persist_lib.location.objects.consensus import KEPT_BYTES, RECENT_S, ObjectsConsensus
 from persist_lib.location.scheme import Opening
 from persist_lib.testing import ManualClock
 from tests import servers
+from tests.faults.proxy import Proxy
 from tests.logs import after
 
 pytestmark = pytest.mark.slow
@@ -226,6 +227,59 @@ def test_a_row_that_another_one_replaced_is_not_followed_once_that_can_be_seen(
     clock.sleep(RECENT_S + 1)
     assert not live.compare_and_set("s", Newest(SeqNo(5), b"5"), b"6")
     assert others.compare_and_set("s", Newest(SeqNo(5), b"other"), b"other 6")
+
+
+def test_a_newest_row_that_is_known_is_read_again_only_if_its_object_is_another(
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, other = opened(), opened()
+    fill(live, 1, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(live._objects, "get", None)
+        assert live.scan("s", SeqNo(5), 99) == [live.head("s")] == rows(5, 5)
+    at = other._objects.at(other._row("s", SeqNo(5)))
+    other._objects.clients.get().put_object(**at, Body=b"6")
+    assert live.scan("s", SeqNo(5), 99) == [Row(SeqNo(5), b"6")]
+    assert live.scan("s", SeqNo(4), 99) == [*rows(4, 4), Row(SeqNo(5), b"6")]
+
+
+def test_a_row_too_large_to_be_kept_is_read_whole_again(opened: Callable[[], ObjectsConsensus]) -> None:
+    consensus, large = opened(), bytes(KEPT_BYTES + 1)
+    assert consensus.compare_and_set("s", None, large)
+    for _ in range(2):
+        assert consensus.scan("s", SeqNo(1), 99) == [consensus.head("s")] == [Row(SeqNo(1), large)]
+    assert consensus.compare_and_set("s", Newest(SeqNo(1), large[:4]), b"2")
+
+
+def test_a_stray_with_the_bytes_of_a_known_row_is_no_row(opened: Callable[[], ObjectsConsensus]) -> None:
+    reader, busy = opened(), opened()
+    fill(busy, 1, 3)
+    assert reader.head("s") == rows(3, 3)[0]
+    fill(busy, 4, 7)
+    busy.truncate("s", SeqNo(7))
+    busy._objects.clients.get().put_object(**busy._objects.at(busy._row("s", SeqNo(3))), Body=b"3")
+    for limit in (1, 2, 99):
+        assert reader.scan("s", SeqNo(3), limit) == rows(7, 7)
+
+
+def test_rows_that_are_lost_before_a_known_one_are_damage(opened: Callable[[], ObjectsConsensus]) -> None:
+    consensus = opened()
+    fill(consensus, 1, 5)
+    consensus._objects.clients.get().delete_object(**consensus._objects.at(consensus._row("s", SeqNo(4))))
+    with pytest.raises(Missing, match="gap"):
+        consensus.scan("s", SeqNo(4), 99)
+
+
+def test_the_blobs_and_the_log_of_one_location_share_connections_and_are_opened_by_one_request(url: str) -> None:
+    open_location(url, create=True).close()
+    with Proxy(servers.s3_server().port) as proxy:
+        location = open_location(url.replace(f":{servers.s3_server().port}", f":{proxy.port}"))
+        assert proxy.requests == 1
+        location.close()
+        location.close()
+    for call in (lambda: location.blob.get("s/x"), lambda: location.consensus.head("s")):
+        with pytest.raises(InvalidUsage, match="closed"):
+            call()
 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:
