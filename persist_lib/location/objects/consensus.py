@@ -225,8 +225,8 @@ class ObjectsConsensus:
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
         """A LIST, a GET for each row (several at a time), and one for the floor.
 
-        SUBTLE: only the LIST if all it has is a row that counted and that this process knows whole. No row follows, so
-        it is the newest one, which the floor never passes, and its object's version says that it is the same.
+        Only the LIST, if all it has is a row that counted and that this process knows whole. No row follows, so it is
+        the newest one, which the floor never passes, and its object's version says that it is the same.
         """
         check_limit(limit)
         while True:
