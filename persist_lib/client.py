@@ -18,7 +18,7 @@ from persist_lib.arguments import (
     parse_integer,
     parse_number,
 )
-from persist_lib.config import CacheConfig, Config
+from persist_lib.config import CacheConfig, Config, usual_where
 from persist_lib.core.cost import Cost, Prices
 from persist_lib.core.plan.compaction import Policy
 from persist_lib.errors import InvalidUsage, PersistError
@@ -113,6 +113,7 @@ class Client(Shards):
         else:
             stack = wrap(url, config, runtime, prices=prices)
         self.location = location = stack.location
+        config = usual_where(config, rows_are_objects=scheme_of(location.consensus_url).rows_are_objects)
         self.prices = prices or scheme_of(location.url).prices
         self.config = config
         self.runtime = runtime

@@ -26,6 +26,7 @@ MIB = 1024 * KIB
 
 MOST_BYTES = 1 << 62
 """No setting in bytes is larger, so that sums of a few of them still fit into 64 bits."""
+ROLLUP_EVERY_OBJECTS = 32
 
 
 class Settings(BaseModel):
@@ -74,7 +75,8 @@ class Config(Settings):
     lease_ms: int = Field(default=15 * 60_000, ge=100, le=400 * 86_400_000)
     """How long a reader or writer lives without a heartbeat. Longer delays collection after a crash."""
     rollup_every: int = Field(default=128, ge=1, le=1 << 32)
-    """Transitions between rollups: the most that opening a shard has to replay."""
+    """Transitions between rollups: the most that opening a shard has to replay. Where each row of the log is an object,
+    a request to read, the default is 32 (`usual_where`)."""
     timeout_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
     """How long a call may take, in seconds, unless the caller passes another timeout."""
     poll_s: float = Field(default=0.01, gt=0, le=LONGEST_S)
@@ -103,3 +105,10 @@ class Config(Settings):
     cache: CacheConfig | None = None
     """A cache for what is read. None: snapshots and listeners read from the store each time, and the client keeps up to
     32 MiB of what its writers looked into (small objects), as the next upsert looks into most of it again."""
+
+
+def usual_where(config: Config, *, rows_are_objects: bool) -> Config:
+    """The same settings, with the defaults of where each row of a log is an object, or is not."""
+    if not rows_are_objects or "rollup_every" in config.model_fields_set:
+        return config
+    return config.model_copy(update={"rollup_every": ROLLUP_EVERY_OBJECTS})

@@ -142,15 +142,19 @@ def _rows_of(session: Session, name: str) -> list[tuple[str, Any, str]]:
 
 def _rows(session: Session) -> list[tuple[str, Any, str]]:
     """Each setting, its value without passwords, and where it came from."""
-    from persist_lib.config import Config
+    from persist_lib.config import Config, usual_where
+    from persist_lib.location.open import scheme_of, url_of
 
     settings = session.settings
     rows: list[tuple[str, Any, str]] = []
     for name in PLACES:
         given = getattr(settings, name)
         rows.append((name, redacted(settings.text(name) or DEFAULTS[name]), given.source if given else DEFAULT))
-    config = Config.model_validate(settings.config_values()).model_dump()
-    for name, value in config.items():
+    config = Config.model_validate(settings.config_values())
+    with suppress(InvalidUsage):  # what is no location has the defaults of any
+        scheme = scheme_of(url_of(session.consensus or session.location))
+        config = usual_where(config, rows_are_objects=scheme.rows_are_objects)
+    for name, value in config.model_dump().items():
         source = settings.config[name].source if name in settings.config else DEFAULT
         rows.append((f"config.{name}", value, source))
     return rows

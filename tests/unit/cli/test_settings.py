@@ -57,6 +57,23 @@ def test_an_option_counts_over_the_environment_and_that_over_the_file_value_by_v
     assert found["config.rollup_every"] == (128, "default")
 
 
+@pytest.mark.parametrize(
+    ("place", "config", "value"),
+    [
+        (("--location", "s3+cas://b/p"), "", (32, "default")),
+        (("--location", "s3://b/p", "--consensus", "gs+cas://b/p"), "", (32, "default")),
+        (("--location", "s3+cas://b/p"), '{"rollup_every": 128}', (128, "--config")),
+        (("--location", "s3://b/p", "--consensus", "file:./c"), "", (128, "default")),
+        (("--location", "nonsense://x"), "", (128, "default")),
+    ],
+)
+def test_where_rows_are_objects_logs_are_rolled_up_more_often(
+    home: Path, place: tuple[str, ...], config: str, value: object
+) -> None:
+    found = in_force(*place, *(("--config", config) if config else ()))
+    assert found["config.rollup_every"] == value
+
+
 def test_the_settings_are_those_that_a_client_gets(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         home, 'location = "file:data"\nprices = { get = 1.0 }\n[config]\nrollup_every = 7\n[config.cache]\npath = "c"\n'

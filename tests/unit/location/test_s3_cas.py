@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import persist_lib as persist
 from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
@@ -280,6 +281,16 @@ def test_the_blobs_and_the_log_of_one_location_share_connections_and_are_opened_
     for call in (lambda: location.blob.get("s/x"), lambda: location.consensus.head("s")):
         with pytest.raises(InvalidUsage, match="closed"):
             call()
+
+
+@pytest.mark.parametrize(("config", "every"), [({}, 32), ({"lease_ms": 60_000}, 32), ({"rollup_every": 128}, 128)])
+def test_a_client_rolls_up_more_often_unless_it_is_said_how_often(url: str, config: dict[str, int], every: int) -> None:
+    with persist.open(url, config=persist.Config(**config)) as client:
+        with client.open_writer("s", persist.Schema.bytes()) as write:
+            for n in range(40):
+                write.compare_and_append([((b"%d" % n, b""), n, 1)], n, n + 1)
+            made = client.inspect("s").state.rollups
+        assert (client.config.rollup_every, [at // every for at in made]) == (every, [1] if every == 32 else [])
 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:
