@@ -69,7 +69,6 @@ NIGHTLY: Mapping[str, str] = {
     "tests/wheels/test_types.py": "py.typed is in the wheels, in test_distributions.py; `make lint`",
     "tests/unit/location/test_s3.py::test_more_than_a_thousand": "the tests of pages beside it",
     "tests/unit/location/test_s3_cas.py::test_more_than_a_thousand": "tests of pages in test_s3.py, of truncation here",
-    "tests/unit/sources/test_bindings.py::test_two_minters_in_threads": "two minters by turns, beside it",
     "tests/unit/sources/test_bindings.py::test_processes_that_ask": "two minters by turns, beside it",
     "tests/unit/catalog/test_promoting.py::test_whoever_dies_while_a_table_joins_loses_nothing[S3": "in memory",
     "tests/unit/sources/test_running.py::test_a_source_on_s3_alone": "deaths between two appends, beside it",

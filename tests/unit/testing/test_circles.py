@@ -33,6 +33,15 @@ def test_of_a_product_each_function_and_all_that_is_whole_are_kept(whole: str, m
     assert len({frozenset(kept(IDS, str(seed))) for seed in range(20)}) > 1, "another seed is another sample"
 
 
+def test_what_is_left_to_the_night_or_sampled_is_there():
+    for beginning in (*circles.NIGHTLY, *circles.SAMPLED):
+        path, _, name = beginning.partition("::")
+        assert (ROOT / path).exists(), beginning
+        if name := name.partition("[")[0]:
+            is_there = rf"^\s*(?:(?:async )?def |class |){name}\w*(?:\(|:| =)"
+            assert re.search(is_there, (ROOT / path).read_text(), re.MULTILINE), beginning
+
+
 def test_of_some_products_one_is_kept_of_all_functions(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(circles, "SAMPLED", {"tests/a/": Sample(0.0, is_one=True)})
     assert [len(kept(IDS, str(seed))) for seed in range(3)] == [1, 1, 1]
