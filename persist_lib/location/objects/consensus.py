@@ -11,6 +11,7 @@ docs/design/0012-consensus-on-s3-alone.md.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -34,8 +35,9 @@ READ_THREADS = 16
 RACES = 20
 RECENT_S = 5.0
 """How long an earlier read is relied on without reading again, where that saves a request."""
-KEPT_BYTES = 1 << 16
-"""The largest row that is kept, so that a scan which finds it unchanged does not read it again."""
+KEPT_ROWS, KEPT_BYTES = 256, 1 << 16
+"""Of how many keys the last row is kept, if it is not larger, so that a scan which finds it unchanged does not read it
+again."""
 
 
 class _Floor(NamedTuple):
@@ -47,14 +49,10 @@ class _Floor(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The highest seqno at which there was a row for certain, what of it was looked at, and when.
-
-    That is at least what it starts with, and all of it if `version`, which is the object's, is not empty.
-    """
+    """The highest seqno at which there was a row for certain, what that starts with if it was looked at, and when."""
 
     seqno: SeqNo
-    data: bytes | None
-    version: str
+    start: bytes | None
     read_at: float
 
 
@@ -82,6 +80,8 @@ class ObjectsConsensus:
         self._page = page
         self._seen: dict[str, _Seen] = {}
         """For each key, a row that existed at some time. The newest row is always that one or a later one."""
+        self._kept: OrderedDict[str, _Read] = OrderedDict()
+        """Of some keys, the last row that was read or written here and counted, the latest of them last."""
         self._floors: dict[str, _Floor] = {}
         objects.observe = self._clock.observe
 
@@ -97,9 +97,12 @@ class ObjectsConsensus:
     def _see(self, key: str, seqno: SeqNo, data: bytes | None, version: str = "") -> None:
         """Know that there was a row, which counted. `version` is the object's if `data` is all of it."""
         if seqno > self._last_seen(key) or (data is not None and seqno == self._last_seen(key)):
-            if data is not None and not (version and len(data) <= KEPT_BYTES):
-                data, version = data[:START_BYTES], ""
-            self._seen[key] = _Seen(seqno, data, version, self._runtime.monotonic())
+            self._seen[key] = _Seen(seqno, data if data is None else data[:START_BYTES], self._runtime.monotonic())
+        if data is not None and version and len(data) <= KEPT_BYTES:
+            self._kept[key] = _Read(Row(seqno, data), version)
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT_ROWS:
+                self._kept.popitem(last=False)
 
     def _last_seen(self, key: str) -> SeqNo:
         return self._seen[key].seqno if key in self._seen else SeqNo(0)
@@ -144,8 +147,8 @@ class ObjectsConsensus:
         if not max(FIRST, self._last_seen(key)) <= expected.seqno < LARGEST:
             return False
         seen = self._seen.get(key)
-        if seen is not None and seen.seqno == expected.seqno and seen.data is not None and self._is_recent(seen):
-            return seen.data.startswith(expected.start)
+        if seen is not None and seen.seqno == expected.seqno and seen.start is not None and self._is_recent(seen):
+            return seen.start.startswith(expected.start)
         if expected.seqno < self._recent_floor(key):
             return False
         start = self._start_of(key, expected.seqno)
@@ -255,10 +258,8 @@ class ObjectsConsensus:
 
     def _known(self, key: str, listed: _Listed) -> _Read | None:
         """Return a listed row that this process knows whole, if its object is still the same."""
-        seen = self._seen.get(key)
-        if seen is None or seen.data is None or not seen.version or (seen.seqno, seen.version) != listed:
-            return None
-        return _Read(Row(seen.seqno, seen.data), seen.version)
+        kept = self._kept.get(key)
+        return kept if kept is not None and (kept.row.seqno, kept.version) == listed else None
 
     def _fetch(self, key: str, listed: Sequence[_Listed]) -> list[_Read]:
         """Read the rows of these objects, but one that is known. What was deleted since is left out."""

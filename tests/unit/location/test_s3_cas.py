@@ -14,6 +14,7 @@ from persist_lib.errors import Corrupt, Indeterminate, InvalidUsage, Missing
 from persist_lib.ids import SeqNo
 from persist_lib.location import open_location
 from persist_lib.location.api import Newest, Row
+from persist_lib.location.objects import consensus as objects_consensus
 from persist_lib.location.objects.blob import enter
 from persist_lib.location.objects.consensus import KEPT_BYTES, RECENT_S, ObjectsConsensus
 from persist_lib.location.scheme import Opening
@@ -244,12 +245,24 @@ def test_a_newest_row_that_is_known_is_read_again_only_if_its_object_is_another(
     assert live.scan("s", SeqNo(4), 99) == [*rows(4, 4), Row(SeqNo(5), b"6")]
 
 
-def test_a_row_too_large_to_be_kept_is_read_whole_again(opened: Callable[[], ObjectsConsensus]) -> None:
-    consensus, large = opened(), bytes(KEPT_BYTES + 1)
+@pytest.mark.parametrize("size", [KEPT_BYTES, KEPT_BYTES + 1])
+def test_a_row_is_whole_whether_it_is_kept_or_too_large(opened: Callable[[], ObjectsConsensus], size: int) -> None:
+    consensus, large = opened(), bytes(size)
     assert consensus.compare_and_set("s", None, large)
     for _ in range(2):
         assert consensus.scan("s", SeqNo(1), 99) == [consensus.head("s")] == [Row(SeqNo(1), large)]
     assert consensus.compare_and_set("s", Newest(SeqNo(1), large[:4]), b"2")
+
+
+def test_of_few_keys_the_last_row_is_kept(
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_consensus, "KEPT_ROWS", 2)
+    consensus = opened()
+    for key in "abc":
+        assert consensus.compare_and_set(key, None, b"1")
+        assert consensus.head("a") == Row(SeqNo(1), b"1")
+    assert [*consensus._kept] == ["c", "a"]
 
 
 def test_a_stray_with_the_bytes_of_a_known_row_is_no_row(opened: Callable[[], ObjectsConsensus]) -> None:
