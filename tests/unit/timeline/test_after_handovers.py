@@ -14,7 +14,7 @@ from tests.unit.timeline.banks import UNIQUE, read, rows
 
 @pytest.fixture
 def client() -> Iterator[persist.Client]:
-    with persist.open("memory:", config=persist.Config(timeout_s=5)) as client:
+    with persist.open("memory:") as client:
         yield client
 
 
@@ -76,7 +76,8 @@ def test_a_table_that_is_read_too_early_is_noticed(
     handed_over(client, mode)
     for module in (view, wal_apply, wal_timeline, direct_timeline):
         monkeypatch.setattr(module, "needs_settling", mutant)
-    tables = client.controller().tables()
+    impatient = persist.open(client.location, config=persist.Config(timeout_s=5))
+    tables = impatient.controller().tables()
     try:
         tables.upsert("t", rows((2, 3)))
         found = read(tables, "t")
