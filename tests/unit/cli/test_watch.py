@@ -171,8 +171,9 @@ def test_the_name_that_was_meant_is_told(here: Path) -> None:
 
 def started(here: Path, *words: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [PERSIST, "shard", "list", "--watch", *words], cwd=here, env=environment(COLUMNS="100", LINES="30"), **options
-    )
+        [PERSIST, "shard", "list", "--watch", *words], cwd=here,
+        env=environment(COLUMNS="100", LINES="30", PYTHONFAULTHANDLER="1"), **options,
+    )  # fmt: skip
 
 
 def test_ctrl_c_ends_it_as_it_ends_every_command(here: Path) -> None:
@@ -189,12 +190,12 @@ def test_in_a_terminal_the_table_is_redrawn_in_place_and_the_cursor_comes_back(h
     process = started(here, "--every", "0.1", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        text = _read_until(ours, b"refunds")
+        text = _read_until(process, ours, b"refunds")
         with persist.open(f"file:{here}/data") as client:
             client.open_writer("orders", SCHEMA).compare_and_append([{"id": 1, "_time": 4}] * 7, 1, 5)
-        text += _read_until(ours, b"[5]")
+        text += _read_until(process, ours, b"[5]")
         process.send_signal(signal.SIGINT)
-        text += _read_until(ours, b"interrupted")
+        text += _read_until(process, ours, b"interrupted")
         assert process.wait(timeout=30) == 130
     finally:
         process.kill()
@@ -214,13 +215,13 @@ def test_what_does_not_fit_the_terminal_is_counted_and_what_moves_is_shown(here:
     process = started(here, "--every", "0.1", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        text = _read_until(ours, b"of 43 shards")
+        text = _read_until(process, ours, b"of 43 shards")
         assert "many-39" not in text
         with persist.open(f"file:{here}/data") as client:
             client.open_writer("many-39", SCHEMA).compare_and_append([{"id": 1, "_time": 4}] * 7, 1, 5)
-        text = _read_until(ours, b"many-39")
+        text = _read_until(process, ours, b"many-39")
         process.send_signal(signal.SIGINT)
-        text += _read_until(ours, b"interrupted")
+        text += _read_until(process, ours, b"interrupted")
     finally:
         process.kill()
         process.wait(timeout=30)
@@ -230,13 +231,23 @@ def test_what_does_not_fit_the_terminal_is_counted_and_what_moves_is_shown(here:
     assert "many-39" in last
 
 
-def _read_until(terminal: int, wanted: bytes) -> str:
-    text, end = b"", time.monotonic() + 60
+def _read_until(process: subprocess.Popen[bytes], terminal: int, wanted: bytes) -> str:
+    """What the process wrote until that. After longer than it waits for a store, where each of its threads stands."""
+    text, end, is_late = b"", time.monotonic() + 90, False
     while wanted not in text:
-        assert time.monotonic() < end, text
+        if not is_late and time.monotonic() > end:
+            is_late = True
+            process.send_signal(signal.SIGABRT)  # by PYTHONFAULTHANDLER
         if select.select([terminal], [], [], 1.0)[0]:
-            text += os.read(terminal, 65536)
-    return text.decode(errors="replace")
+            try:
+                text += os.read(terminal, 65536)
+            except OSError:  # it has ended
+                break
+        elif is_late:
+            break
+    said = text.decode(errors="replace")
+    assert wanted in text and not is_late, said  # noqa: PT018 - both say the same
+    return said
 
 
 def test_a_reader_that_leaves_ends_it_quietly(here: Path) -> None:
