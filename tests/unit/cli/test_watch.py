@@ -246,7 +246,8 @@ def _read_until(process: subprocess.Popen[bytes], terminal: int, wanted: bytes) 
         elif is_late:
             break
     said = text.decode(errors="replace")
-    assert wanted in text and not is_late, said  # noqa: PT018 - both say the same
+    assert wanted in text, said
+    assert not is_late, said
     return said
 
 

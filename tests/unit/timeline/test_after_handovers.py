@@ -76,13 +76,13 @@ def test_a_table_that_is_read_too_early_is_noticed(
     handed_over(client, mode)
     for module in (view, wal_apply, wal_timeline, direct_timeline):
         monkeypatch.setattr(module, "needs_settling", mutant)
-    impatient = persist.open(client.location, config=persist.Config(timeout_s=5))
-    tables = impatient.controller().tables()
-    try:
-        tables.upsert("t", rows((2, 3)))
-        found = read(tables, "t")
-    except persist.PersistError:
-        return
+    with persist.open(client.location, config=persist.Config(timeout_s=5)) as impatient:
+        tables = impatient.controller().tables()
+        try:
+            tables.upsert("t", rows((2, 3)))
+            found = read(tables, "t")
+        except persist.PersistError:
+            return
     assert found != {1: 1, 2: 3}
 
 
