@@ -113,7 +113,7 @@ class Client(Shards):
         else:
             stack = wrap(url, config, runtime, prices=prices)
         self.location = location = stack.location
-        config = usual_where(config, rows_are_objects=scheme_of(location.consensus_url).rows_are_objects)
+        config = usual_where(config, by_request=scheme_of(location.consensus_url).tells_requests)
         self.prices = prices or scheme_of(location.url).prices
         self.config = config
         self.runtime = runtime

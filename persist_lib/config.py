@@ -107,8 +107,8 @@ class Config(Settings):
     32 MiB of what its writers looked into (small objects), as the next upsert looks into most of it again."""
 
 
-def usual_where(config: Config, *, rows_are_objects: bool) -> Config:
-    """The same settings, with the defaults of where each row of a log is an object, or is not."""
-    if not rows_are_objects or "rollup_every" in config.model_fields_set:
+def usual_where(config: Config, *, by_request: bool) -> Config:
+    """The same settings, with the defaults of where each row of a log is a request to read, or is not."""
+    if not by_request or "rollup_every" in config.model_fields_set:
         return config
     return config.model_copy(update={"rollup_every": ROLLUP_EVERY_OBJECTS})

@@ -153,7 +153,7 @@ def _rows(session: Session) -> list[tuple[str, Any, str]]:
     config = Config.model_validate(settings.config_values())
     with suppress(InvalidUsage):  # what is no location has the defaults of any
         scheme = scheme_of(url_of(session.consensus or session.location))
-        config = usual_where(config, rows_are_objects=scheme.rows_are_objects)
+        config = usual_where(config, by_request=scheme.tells_requests)
     for name, value in config.model_dump().items():
         source = settings.config[name].source if name in settings.config else DEFAULT
         rows.append((f"config.{name}", value, source))

@@ -54,7 +54,7 @@ def _clouds() -> Mapping[str, Scheme]:
         for suffix, module, *more in (("", "blob"), ("+cas", "consensus", "open_consensus")):
             made[name + suffix] = lazy_scheme(
                 f"persist_lib.location.objects.{module}", cloud.extra, "open_blob", "open_puts", *more,
-                prices=NAMED[cloud.extra], tells_requests=True, rows_are_objects=bool(more),
+                prices=NAMED[cloud.extra], tells_requests=True,
             )  # fmt: skip
     return made
 

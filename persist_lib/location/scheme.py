@@ -60,10 +60,10 @@ class Scheme:
     the location does not exist, unless `create` is set; with `read_only` it writes nothing. `canonical` returns a URL
     that means the same in any process (for example, with an absolute path). `prices` are the costs of its operations
     unless the user passes others. `tells_requests`: an operation may take several requests or none, and the store calls
-    `metering.requested` for each of them. `named` adds a name to a canonical URL that has none and so would mean a new
-    place each time. `puts` opens what only puts blobs, for a program whose credentials allow nothing else; None: `blob`
-    does that as well, and opening it asks for no more than that. `rows_are_objects`: each row of a log takes a request
-    to read, so that logs are rolled up more often unless the user says how often.
+    `metering.requested` for each of them; logs of such a Consensus are rolled up more often. `named` adds a name to a
+    canonical URL that has none and so would mean a new place each time. `puts` opens what only puts blobs, for a
+    program whose credentials allow nothing else; None: `blob` does that as well, and opening it asks for no more than
+    that.
     """
 
     blob: Callable[[str, Opening], Blob] | None = None
@@ -73,7 +73,6 @@ class Scheme:
     tells_requests: bool = False
     named: Callable[[str, Opening], str] = lambda url, _opening: url
     puts: Callable[[str, Opening], Puts] | None = None
-    rows_are_objects: bool = False
 
 
 LAZY = {"open_blob": "blob", "open_consensus": "consensus", "open_puts": "puts", "named": "named"}
@@ -81,9 +80,8 @@ LAZY = {"open_blob": "blob", "open_consensus": "consensus", "open_puts": "puts",
 
 
 def lazy_scheme(
-    module: str, extra: str, *functions: str, prices: Prices = FREE, tells_requests: bool = False,
-    rows_are_objects: bool = False,
-) -> Scheme:  # fmt: skip
+    module: str, extra: str, *functions: str, prices: Prices = FREE, tells_requests: bool = False
+) -> Scheme:
     """Return the scheme that `module` implements by `canonical` and these functions, which have the names of `LAZY`.
 
     A missing package raises InvalidUsage, which names the `extra` to install, when the scheme is used.
@@ -96,10 +94,7 @@ def lazy_scheme(
         return later
 
     given = {LAZY[name]: call(name) for name in functions}
-    return Scheme(
-        canonical=call("canonical"), prices=prices, tells_requests=tells_requests, rows_are_objects=rows_are_objects,
-        **given,
-    )  # fmt: skip
+    return Scheme(canonical=call("canonical"), prices=prices, tells_requests=tells_requests, **given)
 
 
 def with_extra(module: str, what: str, extra: str) -> ModuleType:
