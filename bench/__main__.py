@@ -47,6 +47,7 @@ BENCHMARKS = {
     "life-pyiceberg": "bench.life:life_pyiceberg",
     "life-s3": "bench.life:life_s3",
     "life-s3-postgres": "bench.life:life_s3_postgres",
+    "life-spark": "bench.life:life_spark",
     "tables": "bench.tables:tables",
     "streams": "bench.streams:streams",
     "collections": "bench.collections:collections",
@@ -60,7 +61,15 @@ BENCHMARKS = {
     "nested": "bench.nested:nested",
     "publish": "bench.publish:publish",
 }
-ON_REQUEST = {"kernel-100m", "life-long", "life-pyiceberg", "life-s3-postgres", "spark-100m", "spark-sizes"}
+ON_REQUEST = {
+    "kernel-100m",
+    "life-long",
+    "life-pyiceberg",
+    "life-s3-postgres",
+    "life-spark",
+    "spark-100m",
+    "spark-sizes",
+}
 """Benchmarks that take many minutes and run only if they are named."""
 console = Console(width=None if sys.stdout.isatty() else 150)
 

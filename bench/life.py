@@ -29,8 +29,10 @@ import persist_lib as persist
 from bench.counted import CountedServer, Traffic
 from bench.figures import Figure, beside
 from bench.life_peers import BELOW, among, loads, looked_up, stretches
+from bench.life_spark import install_spark, runtimes
 from bench.merges import install_ducklake
 from bench.peer import Peer, Ready
+from jobs.java import find_java_home
 from persist_lib.testing.servers import PostgresServer, use_test_credentials
 
 
@@ -45,9 +47,10 @@ class Size(NamedTuple):
 
 
 FULL, LONG, FEW = Size(1_000_000, 100, 50), Size(2_000_000, 500, 50), Size(1_000_000, 20, 10)
+SPARK = Size(1_000_000, 30, 15, 5, 3)
 QUICK, S3, S3_QUICK = Size(10_000, 10, 5, 10, 1), Size(200_000, 50, 25, 5, 1), Size(5_000, 4, 2, 2, 1)
 READS = ("scan", "filtered scan", "look-up", "versions")
-PEERS = {"deltalake": (*READS, "changes"), "ducklake": READS}
+PEERS = {"deltalake": (*READS, "changes", "warm scan"), "ducklake": (*READS, "warm scan")}
 """What is asked of each. DuckLake's `table_changes` over 25 of 100 changes to 1 M rows waited without end or work."""
 LIFE = ("load", "upserts", "upkeep")
 MOST = {"scan before upkeep": 1.2, "scan": 1.0, "versions": 1.0}
@@ -67,7 +70,7 @@ def life_long(quick: bool) -> list[Figure]:
 
 def life_pyiceberg(quick: bool) -> list[Figure]:
     """The same of a shorter life beside pyiceberg, whose upserts take seconds, and which reads no changes."""
-    return _life("life-pyiceberg", QUICK if quick else FEW, {"pyiceberg": READS})
+    return _life("life-pyiceberg", QUICK if quick else FEW, {"pyiceberg": (*READS, "warm scan")})
 
 
 def life_s3(quick: bool) -> list[Figure]:
@@ -81,7 +84,18 @@ def life_s3_postgres(quick: bool) -> list[Figure]:
     """The same with our Consensus on PostgreSQL, beside DuckLake, whose catalog is in a database too."""
     use_test_credentials()
     with CountedServer() as server, PostgresServer() as database:
-        return _life("life-s3-postgres", S3_QUICK if quick else S3, {"ducklake": READS}, server, database.url)
+        return _life(
+            "life-s3-postgres", S3_QUICK if quick else S3, {"ducklake": PEERS["ducklake"]}, server, database.url
+        )
+
+
+def life_spark(quick: bool) -> list[Figure]:
+    """The same on Spark, by the SQL of each side's users, in one session of each that is warm."""
+    install_spark()
+    runtimes()
+    os.environ["JAVA_HOME"] = find_java_home()
+    peers = {"delta": (*READS, "changes"), "iceberg": READS}
+    return _life("life-spark", QUICK if quick else SPARK, peers, home="bench.life_spark")
 
 
 class Side:
@@ -114,11 +128,15 @@ class Side:
 
 
 @contextmanager
-def _side(name: str, folder: Path, size: Size, server: CountedServer | None, consensus: str) -> Iterator[Side]:
+def _side(
+    name: str, folder: Path, size: Size, server: CountedServer | None, consensus: str, home: str
+) -> Iterator[Side]:
     folder.mkdir()
     if server:
         server.make_bucket(name)
     start, *more = ("bench.life:ours", consensus) if name == "ours" else (f"bench.life_peers:{name}",)
+    if home:
+        start, *more = (f"{home}:{name}",)
     with Peer(start, folder, server.url if server else "", *size[:4], *more) as peer:
         yield Side(peer, name, folder, server)
 
@@ -129,11 +147,14 @@ def _life(
     peers: Mapping[str, Sequence[str]] = PEERS,
     server: CountedServer | None = None,
     consensus: str = "",
+    home: str = "",
 ) -> list[Figure]:
-    install_ducklake()
+    if "ducklake" in peers:
+        install_ducklake()
     with TemporaryDirectory(prefix="persist-life-") as folder, ExitStack() as stack:
         sides = [
-            stack.enter_context(_side(side, Path(folder, side), size, server, consensus)) for side in ("ours", *peers)
+            stack.enter_context(_side(side, Path(folder, side), size, server, consensus, home))
+            for side in ("ours", *peers)
         ]
         both = [Both(name, size, sides[0], other) for other in sides[1:]]
         for side in sides:
@@ -141,6 +162,8 @@ def _life(
             side.run("upserts")
         for pair in both:
             pair.read("scan before upkeep", "scan")
+            if server and pair.other.name == "deltalake":
+                pair.read("the same without a lease", "scan", by_us="scan without a lease")
         for side in sides:
             side.run("upkeep")
             for _ in range(size.every, size.steps, size.every):
@@ -149,9 +172,10 @@ def _life(
         for pair in both:
             for read in peers[pair.other.name]:
                 pair.read(read, read)
+            if server and pair.other.name == "deltalake":
+                pair.read("a scan without a lease", "scan", by_us="scan without a lease")
             if server is None and os.access(CACHES, os.W_OK):
                 pair.read("cold scan", "scan", before=_forget)
-            pair.read("warm scan", "warm scan")
         return [line for pair in both for line in (*pair.changes(), *pair.reads, pair.stored())]
 
 
@@ -163,18 +187,22 @@ class Both:
         self._name, self._size = name, size
         self.reads: list[Figure] = []
 
-    def read(self, kind: str, call: str, before: Callable[[], object] = int) -> None:
-        """A read by both, by turns, and the traffic of the last one. Both have to find as many rows."""
+    def read(self, kind: str, call: str, before: Callable[[], object] = int, *, by_us: str = "") -> None:
+        """A read by both, by turns, and the traffic of the last one. Both have to find as many rows.
 
-        def once(side: Side) -> float:
+        `by_us` is our call if it has another name.
+        """
+
+        def once(side: Side, call: str) -> float:
             before()
             return side.run(call)
 
-        mine, its = beside(partial(once, self.ours), partial(once, self.other), self._size.rounds)
+        ours = partial(once, self.ours, by_us or call)
+        mine, its = beside(ours, partial(once, self.other, call), self._size.rounds)
         rows = self.ours.peer.answer, self.other.peer.answer
         if "scan" in call and rows[0] != rows[1]:
             raise SystemExit(f"a {kind} of {self.other.name} has {rows[1]} rows, not {rows[0]}")
-        traffic = (side.spent[call][-1][1] for side in (self.ours, self.other))
+        traffic = (side.spent[name][-1][1] for side, name in ((self.ours, by_us or call), (self.other, call)))
         self.reads.append(self._line(kind, mine * 1e3, its * 1e3, "ms", at_most=MOST.get(kind)))
         self.reads += self._traffic(kind, *traffic)
 
@@ -230,9 +258,9 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: st
         with connect() as client:
             client.maintain("t")
 
-    def scans(*asked: dict[str, Any]) -> int:
+    def scans(*asked: dict[str, Any], **how: Any) -> int:
         found = 0
-        with connect() as client, client.open_reader("t") as read:
+        with connect(**how) as client, client.open_reader("t") as read:
             for words in asked:
                 with read.snapshot(**words) as snapshot:
                     found += snapshot.to_arrow().num_rows
@@ -255,7 +283,7 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: st
 
         yield Ready("its defaults", {
             "load": load, "upserts": upserts, "upkeep": upkeep, "changes": between, "warm scan": warm,
-            "scan": lambda: scans({}),
+            "scan": lambda: scans({}), "scan without a lease": lambda: scans({}, read_only=True),
             "filtered scan": lambda: scans({"filter": pc.field("a") < BELOW}),
             "look-up": lambda: scans({"keys": pa.table({"k": looked_up(count)})}),
             "versions": lambda: scans(*({"as_of": end} for end in among(ends, some))),

@@ -113,7 +113,8 @@ class Client(Shards):
         else:
             stack = wrap(url, config, runtime, prices=prices)
         self.location = location = stack.location
-        config = usual_where(config, by_request=scheme_of(location.consensus_url).tells_requests)
+        self._is_far = scheme_of(location.url).tells_requests
+        config = usual_where(config, reads=self._is_far, rows=scheme_of(location.consensus_url).tells_requests)
         self.prices = prices or scheme_of(location.url).prices
         self.config = config
         self.runtime = runtime
@@ -140,6 +141,7 @@ class Client(Shards):
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
         machine.table_of = partial(_table_of, weakref.ref(self))
         machine.lookups = self._lookups
+        machine.opens_by = self.runtime if self._is_far else None
         machine.may_begin, machine.allot = self._pauses.check, self._pauses.allot
         return machine
 

@@ -152,8 +152,8 @@ def _rows(session: Session) -> list[tuple[str, Any, str]]:
         rows.append((name, redacted(settings.text(name) or DEFAULTS[name]), given.source if given else DEFAULT))
     config = Config.model_validate(settings.config_values())
     with suppress(InvalidUsage):  # what is no location has the defaults of any
-        scheme = scheme_of(url_of(session.consensus or session.location))
-        config = usual_where(config, by_request=scheme.tells_requests)
+        schemes = [scheme_of(url_of(place)) for place in (session.location, session.consensus or session.location)]
+        config = usual_where(config, reads=schemes[0].tells_requests, rows=schemes[1].tells_requests)
     for name, value in config.model_dump().items():
         source = settings.config[name].source if name in settings.config else DEFAULT
         rows.append((f"config.{name}", value, source))

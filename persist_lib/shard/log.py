@@ -31,23 +31,27 @@ from persist_lib.format.paths import blob_key
 from persist_lib.ids import PartKey, SeqNo, ShardId
 from persist_lib.location.api import Blob, Consensus, Newest, Row
 from persist_lib.location.wrap.chunk_cache import fetch
+from persist_lib.runtime.ambient import Runtime
 
 SCAN_ROWS = 1024
 """Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""
+IN_TURN = Runtime(background=False)
 
 
-def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId) -> Version | None:
-    """The newest version of a shard, read from scratch and checked as a whole; None when there is no such shard."""
+def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId, runtime: Runtime = IN_TURN) -> Version | None:
+    """The newest version of a shard, read from scratch and checked as a whole; None when there is no such shard.
+
+    With a `runtime`, its rollup is fetched by a thread of it while the rows are, which is worth one where the Blob is
+    far away.
+    """
     missing: PartKey | None = None
     head = consensus.head(shard) or _newest_row(consensus, shard, SeqNo(0))
     while head is not None:
         rollup = decode_row(head.data, row_name(shard, head.seqno)).rollup
-        start = fetch_rollup(blob, shard, rollup) if rollup else Version(SeqNo(0), State(), GENESIS)
-        if start is not None:
-            version = _replay(consensus, shard, start)
-            if version is not None and version.seqno >= head.seqno:
-                check_state(version.state, version.seqno)
-                return version
+        version = _replay(blob, consensus, shard, rollup, runtime)
+        if version is not None and version.seqno >= head.seqno:
+            check_state(version.state, version.seqno)
+            return version
         # A rollup that is gone, or rows truncated while we read, mean that the head we saw was stale. Look again, this
         # time by a scan. If the scan still names something that is not there, it was not collected but lost.
         key = rollup[1].key if rollup else PartKey("")
@@ -213,16 +217,24 @@ def fetch_rollup(blob: Blob, shard: ShardId, rollup: tuple[SeqNo, Rollup]) -> Ve
     return Version(seqno, stored.state, stored.digest)
 
 
-def _replay(consensus: Consensus, shard: ShardId, start: Version) -> Version | None:
-    """All rows after `start` applied to it; None when rows in between were truncated."""
-    version = start
-    while True:
-        rows = consensus.scan(shard, SeqNo(version.seqno + 1), SCAN_ROWS)
-        if rows and rows[0].seqno != version.seqno + 1:
-            return None
+def _replay(
+    blob: Blob, consensus: Consensus, shard: ShardId, rollup: tuple[SeqNo, Rollup] | None, runtime: Runtime
+) -> Version | None:
+    """All rows after a rollup applied to it; None when it is gone, or rows in between were truncated."""
+    version: Version | None = Version(SeqNo(0), State(), GENESIS)
+    if rollup is None:
+        rows = consensus.scan(shard, SeqNo(1), SCAN_ROWS)
+    else:
+        with runtime.pool(1, "persist-rollup") as pool:
+            fetching = pool.submit(fetch_rollup, blob, shard, rollup)
+            rows = consensus.scan(shard, SeqNo(rollup[0] + 1), SCAN_ROWS)
+            version = fetching.result()
+    while version is not None and not (rows and rows[0].seqno != version.seqno + 1):
         version = apply_rows(shard, version, rows)
         if len(rows) < SCAN_ROWS:
             return version if version.seqno > 0 else None
+        rows = consensus.scan(shard, SeqNo(version.seqno + 1), SCAN_ROWS)
+    return None
 
 
 def apply_rows(shard: ShardId, version: Version, rows: list[Row]) -> Version:

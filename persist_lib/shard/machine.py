@@ -28,7 +28,7 @@ from persist_lib.location.wrap.around import takes_commands
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.shard.contention import Pace
-from persist_lib.shard.log import after, apply_rows, fetch_newer, fetch_newest, next_row, row_to_follow
+from persist_lib.shard.log import IN_TURN, after, apply_rows, fetch_newer, fetch_newest, next_row, row_to_follow
 from persist_lib.shard.refusals import refused
 from persist_lib.times import Times
 
@@ -145,6 +145,8 @@ class Shard:
         self.config = config
         self.runtime = runtime
         self.turn = threading.RLock()
+        self.opens_by: Runtime | None = None
+        """By whose threads a rollup is fetched while the rows after it are. None: one after the other."""
         self._version: Version | None = None
         self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
@@ -280,7 +282,7 @@ class Shard:
         self.check_open()
         with self.turn:
             if (known := self._version) is None:
-                self._version = fetch_newest(self.reads, self.consensus, self.shard)
+                self._version = fetch_newest(self.reads, self.consensus, self.shard, self.opens_by or IN_TURN)
             else:
                 self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
                 if self._version.seqno > known.seqno:

@@ -41,7 +41,9 @@ from persist_lib.schema.schema import TIME, Schema
 A = TypeVar("A")
 B = TypeVar("B")
 AHEAD = 4
-"""Parts, and row groups, that are read ahead."""
+"""Parts, and row groups, that are read ahead, where the pool does not say how many."""
+AHEAD_BYTES = 512 << 20
+"""No more parts are read ahead than have this many bytes together, as stored."""
 TOGETHER = 64
 """What is inline that one thread decodes: handing a single row to another thread costs more than decoding it."""
 SMALL_BYTES = 1 << 16
@@ -171,7 +173,8 @@ def read_groups(
 
     # The pool's `map` is not for the pool's threads, which would wait for each other.
     alone, threads = len(run.parts) == 1, getattr(pool, "width", AHEAD)
-    parts = iter([opened(run.parts[0], pool.map)]) if alone else ahead(pool, opened, run.parts, threads)
+    most = min(threads, max(1, AHEAD_BYTES // max(1, *(part.size for part in run.parts))))
+    parts = iter([opened(run.parts[0], pool.map)]) if alone else ahead(pool, opened, run.parts, most)
     return ahead(pool, lambda group: finish(group()), chain.from_iterable(parts), threads)
 
 

@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 20
 FEW_ROWS = 1 << 13
 """A run whose parts have so few rows is not filtered by itself: of hundreds of them that costs more than the rest."""
 AHEAD = 8
-"""Runs that are read ahead while one is waited for."""
+"""Runs that are read ahead while one is waited for, or as many as the pool has threads."""
 
 
 class Gathered(NamedTuple):
@@ -89,7 +89,8 @@ def _gather(
     held = 0
     # Not all of them, if they turn out to be larger than estimated.
     handed = takewhile(lambda _: held < limit, shares(chosen, lambda place: inputs[place].parts, pool))
-    results = ahead(pool, lambda share: [(place, read(inputs[place])) for place in share], handed, AHEAD)
+    most = max(AHEAD, getattr(pool, "width", AHEAD))
+    results = ahead(pool, lambda share: [(place, read(inputs[place])) for place in share], handed, most)
 
     def result() -> Gathered:
         nonlocal held

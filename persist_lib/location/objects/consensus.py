@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -32,6 +33,8 @@ ATTEMPT = "persist-attempt"
 FIRST = SeqNo(1)
 LARGEST = 10**20 - 1
 READ_THREADS = 16
+READ_AHEAD = 32
+"""How many rows that are certain to have been there a scan reads at the same time as it lists which there are."""
 RACES = 20
 RECENT_S = 5.0
 """How long an earlier read is relied on without reading again, where that saves a request."""
@@ -229,15 +232,16 @@ class ObjectsConsensus:
         """A LIST, a GET for each row (several at a time), and one for the floor.
 
         Only the LIST, if all it has is a row that counted and that this process knows whole. No row follows, so it is
-        the newest one, which the floor never passes, and its object's version says that it is the same.
+        the newest one, which the floor never passes, and its object's version says that it is the same. Rows that were
+        certainly there a moment ago are read while the LIST is on its way.
         """
         check_limit(limit)
         while True:
-            listed = [*islice(self._listed(key, from_seqno), limit)]
+            listed, ahead = self._list(key, from_seqno, limit)
             if limit > len(listed) == 1 and listed[0].seqno == from_seqno and (known := self._known(key, listed[0])):
                 self._see(key, *known.row, known.version)
                 return [known.row]
-            read = self._fetch(key, listed)
+            read = self._fetch(key, listed, ahead)
             # After the reading. What was read below this floor may be a stray; what was read above it is not.
             floor = self._floor(key)
             end = max((found.seqno for found in listed), default=FIRST)
@@ -245,6 +249,19 @@ class ObjectsConsensus:
                 first = max(from_seqno, floor.seqno)
                 return self._checked(key, [found for found in read if found.row.seqno >= first], first, listed)
             from_seqno = floor.seqno
+
+    def _list(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[_Listed], list[_Read]]:
+        """List rows, and read some of them meanwhile: up to the newest that was seen, but that one if it is known."""
+        floor, kept = self._floors.get(key), self._kept.get(key)
+        first = max(FIRST, from_seqno, floor.seqno if floor else FIRST)
+        end = min(self._last_seen(key) + 1, first + min(limit, READ_AHEAD))
+        wanted = [SeqNo(seqno) for seqno in range(first, end) if kept is None or kept.row.seqno != seqno]
+        if not wanted:
+            return [*islice(self._listed(key, from_seqno), limit)], []
+        with self._runtime.pool(min(READ_THREADS, len(wanted) + 1), "persist-log") as pool:
+            listing = pool.submit(lambda: [*islice(self._listed(key, from_seqno), limit)])
+            reading = pool.map(partial(self._read, key), wanted)
+            return listing.result(), [found for found in reading if found is not None]
 
     def _listed(self, key: str, from_seqno: SeqNo) -> Iterator[_Listed]:
         """Return the objects of the rows from `from_seqno` on, ascending."""
@@ -261,21 +278,23 @@ class ObjectsConsensus:
         kept = self._kept.get(key)
         return kept if kept is not None and (kept.row.seqno, kept.version) == listed else None
 
-    def _fetch(self, key: str, listed: Sequence[_Listed]) -> list[_Read]:
-        """Read the rows of these objects, but one that is known. What was deleted since is left out."""
-
-        def fetch(one: _Listed) -> _Read | None:
-            found = self._objects.get(self._row(key, one.seqno), f"read v{one.seqno} of {key!r}")
-            return None if found is None else _Read(Row(one.seqno, found.data), found.version)
-
-        read = {one: self._known(key, one) for one in listed}
+    def _fetch(self, key: str, listed: Sequence[_Listed], ahead: Iterable[_Read] = ()) -> list[_Read]:
+        """Read the rows of these objects, but those that are known or were read `ahead`. What is gone is left out."""
+        was_read = {found.row.seqno: found for found in ahead}
+        read = {one: self._known(key, one) or was_read.get(one.seqno) for one in listed}
         missing = [one for one, known in read.items() if known is None]
+        fetch = partial(self._read, key)
         if len(missing) < 2:
-            read.update({one: fetch(one) for one in missing})
+            read.update({one: fetch(one.seqno) for one in missing})
         else:
             with self._runtime.pool(min(READ_THREADS, len(missing)), "persist-log") as pool:
-                read.update(zip(missing, pool.map(fetch, missing), strict=True))
+                found = pool.map(fetch, [one.seqno for one in missing])
+                read.update(zip(missing, found, strict=True))
         return [found for found in read.values() if found is not None]
+
+    def _read(self, key: str, seqno: SeqNo) -> _Read | None:
+        found = self._objects.get(self._row(key, seqno), f"read v{seqno} of {key!r}")
+        return None if found is None else _Read(Row(seqno, found.data), found.version)
 
     def _checked(self, key: str, read: list[_Read], first: SeqNo, listed: Sequence[_Listed]) -> list[Row]:
         rows, end = [found.row for found in read], listed[-1].seqno if listed else SeqNo(first - 1)

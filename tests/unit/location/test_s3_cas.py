@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from persist_lib.location.objects import consensus as objects_consensus
 from persist_lib.location.objects.blob import enter
 from persist_lib.location.objects.consensus import KEPT_BYTES, RECENT_S, ObjectsConsensus
 from persist_lib.location.scheme import Opening
+from persist_lib.shard import log
 from persist_lib.testing import ManualClock
 from tests import servers
 from tests.faults.proxy import Proxy
@@ -296,14 +299,74 @@ def test_the_blobs_and_the_log_of_one_location_share_connections_and_are_opened_
             call()
 
 
-@pytest.mark.parametrize(("config", "every"), [({}, 32), ({"lease_ms": 60_000}, 32), ({"rollup_every": 128}, 128)])
-def test_a_client_rolls_up_more_often_unless_it_is_said_how_often(url: str, config: dict[str, int], every: int) -> None:
+def test_rows_that_were_there_are_read_while_the_log_is_listed(
+    opened: Callable[[], ObjectsConsensus], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(opened(), 1, 5)
+    with closing(ObjectsConsensus(enter(url, Opening()))) as consensus:
+        assert consensus.head("s") == rows(5, 5)[0]
+        fill(opened(), 6, 7)
+        reading, objects = threading.Event(), consensus._objects
+        get, entries = objects.get, objects.entries
+
+        def get_and_tell(*asked: Any) -> Any:
+            reading.set()
+            return get(*asked)
+
+        def list_later(*asked: Any) -> Any:
+            assert reading.wait(60), "no row is read before the listing is there"
+            return entries(*asked)
+
+        monkeypatch.setattr(objects, "get", get_and_tell)
+        monkeypatch.setattr(objects, "entries", list_later)
+        assert consensus.scan("s", SeqNo(2), 99) == rows(2, 7)
+
+
+def test_what_was_read_while_the_log_was_listed_and_truncated_does_not_count(
+    opened: Callable[[], ObjectsConsensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consensus, other = opened(), opened()
+    fill(other, 1, 7)
+    assert consensus.scan("s", SeqNo(1), 99) == rows(1, 7)  # and knows a floor
+    interpose(consensus, monkeypatch, "get_object", lambda: other.truncate("s", SeqNo(6)), after=True)
+    assert consensus.scan("s", SeqNo(2), 99) == rows(6, 7)
+
+
+@pytest.mark.parametrize(
+    ("config", "every", "threads"),
+    [({}, 32, 16), ({"lease_ms": 60_000}, 32, 16), ({"rollup_every": 128}, 128, 16), ({"read_threads": 4}, 32, 4)],
+)
+def test_a_client_rolls_up_more_often_and_gets_more_at_a_time_unless_it_is_said(
+    url: str, config: dict[str, int], every: int, threads: int
+) -> None:
     with persist.open(url, config=persist.Config(**config)) as client:
         with client.open_writer("s", persist.Schema.bytes()) as write:
             for n in range(40):
                 write.compare_and_append([((b"%d" % n, b""), n, 1)], n, n + 1)
             made = client.inspect("s").state.rollups
-        assert (client.config.rollup_every, [at // every for at in made]) == (every, [1] if every == 32 else [])
+        assert (client.config.rollup_every, client.config.read_threads) == (every, threads)
+        assert [at // every for at in made] == ([1] if every == 32 else [])
+
+
+def test_a_client_opens_a_shard_by_its_rollup_and_the_rows_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with persist.open(url) as client, client.open_writer("s", persist.Schema.bytes()) as write:
+        for n in range(40):
+            write.compare_and_append([((b"%d" % n, b""), n, 1)], n, n + 1)
+    listing, fetch = threading.Event(), log.fetch_rollup
+
+    def fetch_later(*asked: Any) -> Any:
+        assert listing.wait(60), "the rollup is fetched before the rows are asked for"
+        return fetch(*asked)
+
+    def scan_and_tell(*asked: Any) -> Any:
+        listing.set()
+        return scan(*asked)
+
+    with persist.open(url) as client:
+        scan = client.consensus.scan
+        monkeypatch.setattr(log, "fetch_rollup", fetch_later)
+        monkeypatch.setattr(client.consensus, "scan", scan_and_tell)
+        assert client.inspect("s").seqno > 40
 
 
 def test_more_than_a_thousand_rows_and_keys_are_listed_and_truncated(url: str) -> None:

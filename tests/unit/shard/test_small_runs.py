@@ -15,7 +15,7 @@ from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard import runs as stored_runs
 from persist_lib.shard.batches import as_part
-from persist_lib.shard.runs import Stored, look_up
+from persist_lib.shard.runs import Stored, look_up, read_groups
 from persist_lib.shard.small_runs import gather
 
 SCHEMA = Schema({"k": "int64"}, {"v": "string"})
@@ -54,3 +54,28 @@ def test_all_runs_are_gathered_and_looked_through(monkeypatch: pytest.MonkeyPatc
     assert found.table.column("k").to_pylist() == list(range(RUNS))
     assert looked_up.column("k").to_pylist() == list(range(0, RUNS, 3))
     assert [text.split()[0] for text in looked_up.column("v").to_pylist()] == [str(k) for k in range(0, RUNS, 3)]
+
+
+@pytest.mark.parametrize(("times", "fetched"), [(0.5, 7), (3.0, 9), (100.0, 12)])
+def test_parts_are_read_ahead_by_all_threads_but_no_more_than_so_many_bytes(
+    monkeypatch: pytest.MonkeyPatch, times: float, fetched: int
+) -> None:
+    """Six are decoded ahead, of six row groups; and so many more parts are fetched."""
+    blob, parts, asked = MemoryBlob(), [], []
+    for place in range(20):
+        table = pa.table([[place], ["text"], [place], [1]], schema=SCHEMA.updates)
+        key, encoded = PartKey(f"n/{place}"), encode_part(SCHEMA, 0, table)
+        blob.set(blob_key(SHARD, key), encoded.data)
+        parts.append(as_part(encoded, key, 0))
+    monkeypatch.setattr(stored_runs, "AHEAD_BYTES", int(times * max(part.size for part in parts)))
+    get = blob.get_range
+
+    def get_and_note(key: str, *range_: int) -> bytes | None:
+        asked.append(key)
+        return get(key, *range_)
+
+    monkeypatch.setattr(blob, "get_range", get_and_note)
+    where, run = Stored(blob, SHARD, [SCHEMA], SCHEMA), TaskInput(tuple(parts), 0, None)
+    with Runtime().pool(6, "test") as pool:
+        read_groups(where, run, None, lambda table: table, pool, times=True)
+    assert len(asked) == fetched
