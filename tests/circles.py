@@ -7,10 +7,10 @@ night is the same rule over more of a product (each store, each fault, each kind
 - `SAMPLED`: products of which `make test` runs a sample: what is named as whole is run whole, of the rest a share, each
   test function at least once. The sample is drawn by PERSIST_SEED, so that it is another one in each run by hand and at
   night, and the same one in CI.
-- Of each other function of `MANY` cases or more, half of them by the same draw: unless a recorded bug names it, or its
-  folder is one whose cases cost next to nothing (`WHOLE`).
-- Of the functions of a file that take a second of CPU or more (tests/dear.txt) and that no recorded bug names, half by
-  the same draw, at least one of each file: unless they show the whole of something (`SHOWN`).
+- Of each other function of `MANY` cases or more, a third of them by the same draw: unless a recorded bug names it, or
+  its folder is one whose cases cost next to nothing (`WHOLE`).
+- Of the functions of a file that take a second of CPU or more (tests/dear.txt) and that no recorded bug names, a
+  third by the same draw, at least one of each file: unless they show the whole of something (`SHOWN`).
 - Laws and models (hypothesis) draw `EXAMPLES` of their examples, and take `STEPS` of their steps.
 
 PERSIST_CIRCLE=night runs everything.
@@ -87,6 +87,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/spark/test_standalone_cluster.py": "test_reads_everywhere.py, on a cluster; test_compaction_on_spark.py",
     "tests/spark/test_what_spark_shows.py::test_an_operation_on_connect": "what a job says, beside it",
     "tests/spark/test_writes_everywhere.py": "test_writes.py and test_collections_on_spark.py; reads everywhere",
+    "tests/bench/test_bench.py::test_a_life_on_spark": "test_a_life_on_s3, beside it",
     "tests/bench/test_bench.py::test_spark_s_own_plan": "the other phases, a sample",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/collections": "other pages",
     "tests/docs/test_pages.py::test_the_snippets_of_a_page_run_and_answer_what_it_says[docs/recipes": "other pages",
@@ -189,7 +190,7 @@ SAMPLED: Mapping[str, Sample] = {
 
 
 MANY = 4
-HALF = Sample(0.5)
+THIRD = Sample(0.34)
 WHOLE = (
     "tests/defects/", "tests/scripts/", "tests/unit/convert/", "tests/unit/core/", "tests/unit/format/",
     "tests/unit/kernel/", "tests/unit/schema/", "tests/unit/testing/",
@@ -257,7 +258,7 @@ def _with_recorded_bugs() -> frozenset[str]:
 
 @functools.cache
 def _dear() -> frozenset[str]:
-    """The functions of which half are left to the night."""
+    """The functions of which two thirds are left to the night."""
     dear = {line.split(" ", 1)[1] for line in DEAR.read_text().splitlines()}
     named = _with_recorded_bugs()
     return frozenset(one for one in dear if not one.startswith(SHOWN) and named.isdisjoint({one, _file(one)}))
@@ -281,7 +282,7 @@ def _left_of_the_dear(nodeids: Iterable[str], seed: str) -> set[str]:
     by_file: dict[str, set[tuple[float, str]]] = defaultdict(set)
     for function in {_function(nodeid) for nodeid in nodeids if not _at_night(nodeid)} & _dear():
         by_file[_file(function)].add((_draw(function, seed), function))
-    return {function for drawn in by_file.values() for share, function in drawn - {min(drawn)} if share >= HALF.share}
+    return {function for drawn in by_file.values() for share, function in drawn - {min(drawn)} if share >= THIRD.share}
 
 
 def kept(nodeids: Iterable[str], seed: str) -> set[str]:
@@ -295,7 +296,7 @@ def kept(nodeids: Iterable[str], seed: str) -> set[str]:
     for nodeid in nodeids:
         function = _function(nodeid)
         case = nodeid.removeprefix(function)
-        found = _sample(nodeid) or ((function, HALF) if function in many else None)
+        found = _sample(nodeid) or ((function, THIRD) if function in many else None)
         if function in left or _at_night(nodeid):
             continue
         if found is None or any(name in case for name in found[1].whole):

@@ -27,7 +27,7 @@ from bench.events import events
 from bench.figures import Figure, beside, in_turn
 from bench.imports import imports
 from bench.kernel import SCHEMA, kernel, kernel_100m, merge_folder, updates_of, write_runs
-from bench.life import life, life_s3, life_s3_postgres
+from bench.life import life, life_s3, life_s3_postgres, life_spark
 from bench.nested import nested
 from bench.peer import Peer
 from bench.postgres import postgres_append
@@ -158,7 +158,9 @@ def test_a_peer_runs_in_a_process_of_its_own_and_says_how_it_is_configured(tmp_p
     assert rows == 5
 
 
-@pytest.mark.parametrize("name", ["bare", "duck", "lake", "life_peers", "merges", "nested_peers", "spark_peer"])
+@pytest.mark.parametrize(
+    "name", ["bare", "duck", "lake", "life_peers", "life_spark", "merges", "nested_peers", "spark_peer"]
+)
 def test_no_peer_imports_anything_of_ours(name: str) -> None:
     """Not our memory pools, not our threads, not our session."""
     program = (
@@ -320,3 +322,15 @@ def test_a_life_on_s3_has_the_requests_of_changes_upkeep_and_reads_apart(
             assert "GET" in figures[peer, kind, "requests"].note.partition(" | ")[0]
         assert figures[peer, "scan", "requests"].peer > 0
         assert 0 < figures[peer, "stored", "MiB"].ours < figures[peer, "stored", "MiB"].peer
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_a_life_on_spark_finds_the_same_rows_on_each_side() -> None:
+    try:
+        figures = life_spark(True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"not run: Spark 4.1 or a runtime is not there, and cannot be fetched ({error})")
+    assert {figure.peer_name for figure in figures} == {"delta", "iceberg"}
+    assert all(figure.ours > 0 and figure.peer > 0 and "Spark 4.1" in figure.settings for figure in figures)

@@ -68,13 +68,13 @@ def test_parts_are_read_ahead_by_all_threads_but_no_more_than_so_many_bytes(
         blob.set(blob_key(SHARD, key), encoded.data)
         parts.append(as_part(encoded, key, 0))
     monkeypatch.setattr(stored_runs, "AHEAD_BYTES", int(times * max(part.size for part in parts)))
-    get = blob.get_range
+    get = blob.get
 
-    def get_and_note(key: str, *range_: int) -> bytes | None:
+    def get_and_note(key: str) -> bytes | None:
         asked.append(key)
-        return get(key, *range_)
+        return get(key)
 
-    monkeypatch.setattr(blob, "get_range", get_and_note)
+    monkeypatch.setattr(blob, "get", get_and_note)
     where, run = Stored(blob, SHARD, [SCHEMA], SCHEMA), TaskInput(tuple(parts), 0, None)
     with Runtime().pool(6, "test") as pool:
         read_groups(where, run, None, lambda table: table, pool, times=True)
