@@ -39,6 +39,7 @@ from persist_lib.runtime.each import Each
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.commit import Machine, Machines
 from persist_lib.shard.leases import Leases
+from persist_lib.shard.log import IN_TURN
 from persist_lib.shards import Shards
 from persist_lib.telemetry import look
 
@@ -141,7 +142,7 @@ class Client(Shards):
         machine = Machine(shard, self.blob, self.consensus, self.config, self.runtime, self.reads, member)
         machine.table_of = partial(_table_of, weakref.ref(self))
         machine.lookups = self._lookups
-        machine.opens_by = self.runtime if self._is_far else None
+        machine.opens_by = self.runtime if self._is_far else IN_TURN
         machine.may_begin, machine.allot = self._pauses.check, self._pauses.allot
         return machine
 

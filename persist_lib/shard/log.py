@@ -36,6 +36,7 @@ from persist_lib.runtime.ambient import Runtime
 SCAN_ROWS = 1024
 """Rows of one scan. More than a rollup lags behind by, so that one scan is enough."""
 IN_TURN = Runtime(background=False)
+"""Fetches a rollup before the rows."""
 
 
 def fetch_newest(blob: Blob, consensus: Consensus, shard: ShardId, runtime: Runtime = IN_TURN) -> Version | None:

@@ -145,8 +145,8 @@ class Shard:
         self.config = config
         self.runtime = runtime
         self.turn = threading.RLock()
-        self.opens_by: Runtime | None = None
-        """By whose threads a rollup is fetched while the rows after it are. None: one after the other."""
+        self.opens_by = IN_TURN
+        """By whose threads a rollup is fetched while the rows after it are."""
         self._version: Version | None = None
         self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
@@ -282,7 +282,7 @@ class Shard:
         self.check_open()
         with self.turn:
             if (known := self._version) is None:
-                self._version = fetch_newest(self.reads, self.consensus, self.shard, self.opens_by or IN_TURN)
+                self._version = fetch_newest(self.reads, self.consensus, self.shard, self.opens_by)
             else:
                 self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
                 if self._version.seqno > known.seqno:
