@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import pyarrow as pa
 
@@ -126,6 +127,11 @@ class View:
             timeline, lambda record: min((machine(name).state.upper for name in record.names), default=TOP)
         )
         return _time(found.meet(timeline.upper))
+
+    def since(self, time: int) -> Antichain:
+        """From when on all of its readers still have what they need for reads around a time."""
+        sinces = (handle.since for handle in self.handles(self.timeline().at(time)))
+        return reduce(Antichain.join, sinces, self.reader.since)
 
     def handles(self, span: Span) -> list[ReadHandle]:
         return self.reader.shards_of(span.rendition)

@@ -274,9 +274,14 @@ class WalLine(Line):
 
     def _snapshot(self, name: str, time: int, _asked: AsOf, want: Want, deadline: Deadline) -> TableSnapshot:
         view = self.view(name)
-        if at(time) < view.reader.since:
-            with self.older(name) as old:
-                return in_memory(name, time, *self._read(old, time, want, deadline), self.client.runtime)
+        if view.reader.since <= at(time):
+            with suppress(SinceViolation):  # the reader of a shard may have let go of more than the table's
+                return self._read_by(view, name, time, want, deadline)
+        with self.older(name) as old:
+            return in_memory(name, time, *self._read(old, time, want, deadline), self.client.runtime)
+
+    def _read_by(self, view: View, name: str, time: int, want: Want, deadline: Deadline) -> TableSnapshot:
+        """The contents by what this process has open: read lazily, unless some of them are in the WAL alone."""
         span, upper, entries = self.settled(view, time, deadline)
         if time < upper or (upper > 0 and not entries):
             with suppress(SinceViolation):
@@ -300,7 +305,7 @@ class WalLine(Line):
     def _catch_up(self, view: View, as_of: int, upper: int, deadline: Deadline) -> None:
         """Bring the table's own data up to what a read of it needs, or wait for those who do."""
         if as_of < upper:
-            raise too_early(view.reader.named, view.reader.schema, as_of, view.reader.since)
+            raise too_early(view.reader.named, view.reader.schema, as_of, view.since(as_of))
         if deadline.has_passed():
             raise self.out_of_time(deadline, f"table {view.name!r} is still being copied to its new rendition")
         if not self.client.read_only:

@@ -48,3 +48,18 @@ def test_others_get_that_it_is_not_complete_at_once_and_the_newest_only_if_they_
         assert world.clock() - started >= 1_999_000_000, "it waits for as long as it was told to"
         started = world.clock()
     assert uppers(tables) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_time_that_is_kept_is_read_although_the_readers_of_the_shards_let_go_of_it(world: World, mode: str) -> None:
+    """Leases move one by one: those of a table's shards may be beyond the table's own, by which its since is said."""
+    tables, time = made(world, mode)
+    later = tables.upsert("t", rows((1, 6))).time or 0
+    tables.apply()
+    assert tables.read("t").to_pylist() == [{"id": 1, "cents": 6}]
+    view = tables._timelines.line("default").view("t")
+    for handle in view.handles(view.timeline().last):
+        handle.downgrade_since(later)
+    assert view.reader.since <= persist.at(time)
+    assert tables.read("t", time).to_pylist() == [{"id": 1, "cents": 5}]
+    assert tables.read("t", later).to_pylist() == [{"id": 1, "cents": 6}]
