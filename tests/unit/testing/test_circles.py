@@ -69,7 +69,8 @@ def test_of_what_is_dear_a_third_is_kept_and_all_that_a_bug_names_or_that_shows_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     bug = next(test for one in defects() for test in one.tests if "::" in test and "[" not in test)
-    of_file = next(test for one in defects() for test in one.tests if "::" not in test and test.endswith(".py"))
+    files = (test for one in defects() for test in one.tests if "::" not in test and test.endswith(".py"))
+    of_file = next(file for file in files if not file.startswith(circles.SHOWN))
     dear = [f"tests/a/test_b.py::test_{number}" for number in range(40)]
     alone, shown = "tests/a/test_alone.py::test_x", f"{circles.SHOWN[0]}test_b.py::test_x"
     whole = [*(f"{of_file}::test_{number}" for number in range(9)), bug, alone, shown]
