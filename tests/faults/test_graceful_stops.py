@@ -84,6 +84,7 @@ def test_those_who_wait_are_answered_and_it_is_not_ready_meanwhile(made: Any, nu
     def refuses() -> bool:
         try:
             with Connection(site.server.port) as other:
+                other.socket.settimeout(10)  # what arrives while the server closes its port may wait for nothing
                 other.call("now", wire.encode_call(None, 5))
                 other.answer()
         except (OSError, EOFError):

@@ -251,7 +251,7 @@ class ObjectsConsensus:
             from_seqno = floor.seqno
 
     def _list(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[_Listed], list[_Read]]:
-        """List rows, and read some of them meanwhile: up to the newest that was seen, but that one if it is known."""
+        """List rows, and at the same time read those up to the newest that was seen, but that one if it is known."""
         floor, kept = self._floors.get(key), self._kept.get(key)
         first = max(FIRST, from_seqno, floor.seqno if floor else FIRST)
         end = min(self._last_seen(key) + 1, first + min(limit, READ_AHEAD))
