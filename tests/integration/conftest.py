@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_lib.sources.postgres import reader as reading
 from tests.integration.test_cli import Shell
 from tests.integration.test_postgres_source import Shop
 
@@ -18,8 +19,12 @@ def sh(tmp_path: Path) -> Shell:
 
 
 @pytest.fixture
-def shop() -> Iterator[Shop]:
-    """A schema of its own on a server, and a world with sources of its tables."""
+def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """A schema of its own on a server, and a world with sources of its tables.
+
+    A step waits half a minute for a server that is too busy to send: unlike a run, a test does not ask again.
+    """
+    monkeypatch.setattr(reading, "FEW_WAITS", 300)
     found = Shop()
     yield found
     found.close()
