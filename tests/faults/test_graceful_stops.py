@@ -35,6 +35,7 @@ class Site:
         at = consensus if proxy is None else postgres_at(proxy.port, persist_schema=self.schema)
         self.server = Served(self.url, at, folder / "log", *options)
         self.blocker = psycopg.connect(consensus.partition("?")[0])
+        self.made: list[Connection] = []
 
     def block(self) -> None:
         self.blocker.execute(f"SELECT 1 FROM {self.schema}.shard_head WHERE key = 's' FOR UPDATE")
@@ -50,9 +51,12 @@ class Site:
         command = c.SetHold(f"h{number}", persist.frontier.MINIMUM, None, b"x")
         commit = wire.Commit(number.to_bytes(16, "big"), False, (("s", SeqNo(0), *wire.encode_command(command)),))
         made.call("commit", wire.encode_call(commit, seconds))
+        self.made.append(made)
         return made
 
     def close(self) -> None:
+        for one in self.made:
+            one.close()
         self.blocker.close()
         self.server.end()
         self.store.close()
