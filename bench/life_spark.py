@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.life_peers import BELOW, among, loads, looked_up, stretches
-from bench.peer import ROOT, Ready
+from bench.peer import ROOT, Ready, install
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,12 +68,8 @@ def runtimes() -> list[str]:
 
 def install_spark() -> None:
     """Put the peers' Spark into its folder, unless it is there. Raises CalledProcessError where that cannot be."""
-    if (SPARK_4_1 / "pyspark").is_dir():
-        return
-    uv = Path(sys.executable).with_name("uv")
-    words = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", SPARK_4_1]
-    words += ["--build-constraints", PINS / "build.txt", "-r", PINS / "spark-readers.txt"]
-    subprocess.run(list(map(str, words)), check=True)
+    if not (SPARK_4_1 / "pyspark").is_dir():
+        install(SPARK_4_1, PINS / "spark-readers.txt", "--build-constraints", PINS / "build.txt")
 
 
 class Lake(NamedTuple):

@@ -7,7 +7,6 @@ folder of its own when it is first needed, and which only its own process sees.
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bench.peer import ROOT, Ready
+from bench.peer import ROOT, Ready, install
 
 ROWS, QUICK_ROWS = 10_000_000, 200_000
 KEYS, QUICK_KEYS = (1_000, 100_000), (100, 2_000)
@@ -70,19 +69,7 @@ def delta(folder: str, rows: str) -> Iterator[Ready]:
 def install_ducklake() -> None:
     """Put DuckLake, its DuckDB, and what that needs for S3 into `LAKE`, unless they are there."""
     if not all((LAKE / f"duckdb_extension_{name}").is_dir() for name in ("ducklake", "httpfs")):
-        uv = Path(sys.executable).with_name("uv")
-        words = [
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--require-hashes",
-            "--target",
-            str(LAKE),
-            "-r",
-            str(LAKE_PINS),
-        ]
-        subprocess.run([str(uv), *words], check=True)
+        install(LAKE, LAKE_PINS)
 
 
 @contextmanager

@@ -27,6 +27,12 @@ ROOT = Path(__file__).parents[1]
 END_S = 60.0
 
 
+def install(folder: Path, pins: Path, *more: object) -> None:
+    """Put the pinned packages into a folder that only its own process sees. Raises CalledProcessError."""
+    words = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    subprocess.run([str(word) for word in (*words, "--target", folder, *more, "-r", pins)], check=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What a peer can do, by name, and how it is configured."""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.peer import Ready
+from bench.peer import Ready, install
 
 ROOT = Path(__file__).parents[1]
 READERS, PINS = ROOT / "build" / "readers", ROOT / "requirements" / "readers.txt"
@@ -43,9 +43,11 @@ def installed() -> bool:
     """Whether DuckDB and its extensions are in their folder; installs them, if that can be."""
     if (READERS / "duckdb_extension_iceberg").is_dir():
         return True
-    uv = Path(sys.executable).with_name("uv")
-    words = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", READERS, "-r", PINS]
-    return subprocess.run(list(map(str, words)), check=False).returncode == 0
+    try:
+        install(READERS, PINS)
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 @contextmanager

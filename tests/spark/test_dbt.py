@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import persist_lib as persist
+from bench.peer import install
 from jobs.java import find_java_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -24,9 +25,11 @@ def installed() -> bool:
     """Whether dbt is in its folder; installs it, if that can be."""
     if (DBT / "dbt").is_dir():
         return True
-    words = [Path(sys.executable).with_name("uv"), "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-    words += ["--target", DBT, "-r", ROOT / "requirements/dbt.txt"]
-    return subprocess.run(list(map(str, words)), check=False).returncode == 0
+    try:
+        install(DBT, ROOT / "requirements/dbt.txt")
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def run(project: Path, url: str) -> None:
