@@ -17,8 +17,9 @@ import pytest
 import persist_lib as persist
 from bench.life_spark import SPARK_4_1, install_spark, runtimes
 from jobs.java import find_java_home
-from tests.integration.test_published_tables import CONFIG, Rows, life, versions
+from tests.integration.test_published_tables import CONFIG, Rows, life, rows, versions
 
+UNSIGNED = persist.Schema({"id": "int64 not null"}, {"word": "string", "price": "uint32"}, unique=True)
 PROGRAM = Path(__file__).with_name("published_spark_program.py")
 
 
@@ -32,10 +33,17 @@ def test_spark_reads_each_published_time(tmp_path: Path) -> None:
     for as_ in ("iceberg", "delta"):
         with persist.open(f"file:{tmp_path / as_}", config=CONFIG) as client:
             seen, published = life(client, as_)
+            unsigned = client.table("unsigned", UNSIGNED)
+            for ids in (range(100), range(100, 300)):  # what is appended later stands below Delta's folder
+                unsigned.append([{"id": id_, "word": f"w{id_}", "price": 2**32 - 1 - id_} for id_ in ids])
+                other = unsigned.publish(as_)
+            assert bool(other.copied) == (as_ == "iceberg")
+            other_rows = rows(unsigned.read().to_arrow())
         place, of = published.version if as_ == "iceberg" else published.place, versions(published)
         asks.append([as_, place, {}])
         asks += [[as_, place, {"versionAsOf": str(of[time])}] for time in seen]
-        expected += [seen[published.as_of], *seen.values()]
+        asks.append([as_, other.version if as_ == "iceberg" else other.place, {}])
+        expected += [seen[published.as_of], *seen.values(), other_rows]
     without = {"PYTHONPATH", "SPARK_HOME"}
     environment = {name: value for name, value in os.environ.items() if name not in without}
     environment |= {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": find_java_home()}
@@ -45,9 +53,9 @@ def test_spark_reads_each_published_time(tmp_path: Path) -> None:
     )  # fmt: skip
     said = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert said, done.stderr[-2000:]
-    for (ask, rows), (found, filtered, counted) in zip(
+    for (ask, wanted), (found, filtered, counted) in zip(
         zip(asks, expected, strict=True), json.loads(said[0].removeprefix("FOUND ")), strict=True
     ):
-        assert found == rows, ask
-        assert counted == len(rows)
-        assert filtered == sum(int(row[0]) < 10 and row[1].startswith("w") for row in rows)
+        assert found == wanted, ask
+        assert counted == len(wanted)
+        assert filtered == sum(int(row[0]) < 10 and row[1].startswith("w") for row in wanted)

@@ -3,7 +3,8 @@
 A part has the names, the types and the columns of when it was written. Engines that go by names find in it what is
 called as now; Iceberg's also what was called otherwise, by a mapping from names to the ids of columns. What neither
 tells right is copied: a name that stood for another column, a default that the part does not say, a type that no
-reader makes wider.
+reader makes wider, and an unsigned number as Iceberg, whose types are signed: pyiceberg's filters take it for a signed
+one and find no row, and Spark's reader refuses it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Columns:
     `names` are all names that files have for columns, with the ids of these.
     """
 
+    format: str
     shown: pa.Schema
     ids: tuple[str, ...]
     names: Mapping[str, str]
@@ -42,17 +44,29 @@ class Columns:
         newest, older = self.schemas[-1], self.schemas[number]
         stored = {column.id: column for column in older.columns}
         return all(self.names.get(column.name) == column.id for column in older.columns) and all(
-            _reads(stored.get(column.id), column) for column in newest.shown.columns
+            _reads(stored.get(column.id), column, self.format) for column in newest.shown.columns
         )
+
+    @property
+    def copied(self) -> pa.Schema:
+        """The columns as copies have them: with values as parts have them, but unsigned numbers, which are shown."""
+        data = self.schemas[-1].shown.data
+        return pa.schema([one.with_type(_WIDER.get(str(one.type), one.type)) for one in data])
+
+    @property
+    def has_unsigned(self) -> bool:
+        return self.copied != self.schemas[-1].shown.data
 
     def by_ids(self, schema: pa.Schema) -> pa.Schema:
         """The same columns, called by their ids."""
         return pa.schema([field.with_name(id_) for id_, field in zip(self.ids, schema, strict=True)])
 
 
-def _reads(stored: Column | None, column: Column) -> bool:
+def _reads(stored: Column | None, column: Column, format_: str) -> bool:
     if stored is None:
         return column.default is None
+    if format_ == "iceberg" and "uint" in stored.type:
+        return False
     if stored.type == column.type:
         return True
     return not ("timestamp" in column.type or "uint" in stored.type)  # within nested ones, too
@@ -96,7 +110,7 @@ def columns_of(table: str, schemas: Sequence[Schema], format_: str, known: Mappi
             table=table, columns=tuple(lost), as_=format_,
         )  # fmt: skip
     shown = pa.schema([pa.field(one.name, _plain(one, format_)) for one in newest.columns])
-    return Columns(shown, tuple(one.id for one in newest.columns), names, tuple(schemas))
+    return Columns(format_, shown, tuple(one.id for one in newest.columns), names, tuple(schemas))
 
 
 def _plain(column: Column, format_: str) -> pa.DataType:

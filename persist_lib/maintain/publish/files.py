@@ -166,6 +166,7 @@ def copies_of(
     """Copies of parts, each row as often as it is there: one of each object, and one of all that is inline."""
     newest = state.schemas[-1]
     of = f"-{len(columns.schemas)}" if evolved(columns.schemas) else ""  # columns are others since
+    of += "-signed" * columns.has_unsigned  # copies of before had unsigned numbers
     found = []
     for part in (one for one in parts if one.inline is None):
         key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}{of}"  # a part never changes, nor does its copy
@@ -196,7 +197,7 @@ def whole(folder: Folder, machine: Machine, state: State, as_of: int, columns: C
 
 def _put(folder: Folder, key: str, columns: Columns, tables: Iterable[pa.Table]) -> File:
     """A file of these rows; its columns are called by their ids, as no other column ever is."""
-    out, rows, schema = io.BytesIO(), 0, columns.schemas[-1].shown.data
+    out, rows, schema = io.BytesIO(), 0, columns.copied
     what, named = f"table {folder.table}", columns.by_ids(schema)
     plain = (table.drop_columns([TIME]) for table in tables)
     told = statistics_columns(named) or False

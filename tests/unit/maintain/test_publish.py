@@ -29,7 +29,7 @@ from tests.shards import TINY
 from tests.unit.maintain.surveys import deaths
 from tests.worlds import World
 
-SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32"}, unique=True)
+SCHEMA = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64"}, unique=True)
 CONFIG = TINY.model_copy(update={"lease_ms": 60_000, "inline_bytes": 0})
 Rows = list[tuple[Any, ...]]
 BOTH = pytest.mark.parametrize("as_", FORMATS)
@@ -140,7 +140,7 @@ def test_columns_that_are_added_between_are_null_in_what_is_older(folder: persis
     before = folder.publish("s", as_)
     was = own(folder)
     folder.table("s").evolve(
-        persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32", "more": "int64"}, unique=True)
+        persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64", "more": "int64"}, unique=True)
     )
     after = folder.publish("s", as_)
     assert after.as_of == before.as_of
@@ -293,7 +293,7 @@ def test_a_publisher_that_was_overtaken_at_the_end_unpins_nothing(
 
 
 def test_rows_that_are_there_several_times_are_copied_and_it_is_said(folder: persist.Client) -> None:
-    with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32"})) as write:
+    with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64"})) as write:
         write.append_now([row(id_ // 2, "twice") for id_ in range(40)])
         write.append_now([row(id_, "once") for id_ in range(30)])
     published = folder.publish("s")
@@ -311,7 +311,7 @@ def test_rows_that_are_there_several_times_are_copied_and_it_is_said(folder: per
 
 
 def test_rows_that_are_there_fewer_than_zero_times_cannot_be_published(client: persist.Client) -> None:
-    with client.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32"})) as write:
+    with client.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64"})) as write:
         write.append_now([row(1, "a")])
         write.compare_and_append([{**row(2, "never there"), "_time": 1, "_diff": -1}], 1, 2)
     with pytest.raises(persist.Unpublishable, match="fewer than zero"):
@@ -508,7 +508,7 @@ def test_an_erasure_says_which_publication_still_has_the_rows(client: persist.Cl
 
 
 def test_copies_are_looked_through_by_an_erasure(client: persist.Client) -> None:
-    with client.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32"})) as write:
+    with client.open_writer("s", persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64"})) as write:
         write.append_now([row(id_ // 2, "twice") for id_ in range(40)])
     client.publish("s", keep=1)
     assert any("_copies/" in str(one) for one in client.table("s").erase([{"id": 7}]).left)

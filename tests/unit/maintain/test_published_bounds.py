@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import operator
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ from pyiceberg import expressions
 from pyiceberg.table import StaticTable
 
 import persist_lib as persist
+from persist_lib.maintain.publish.columns import Columns
 from tests.unit.maintain.test_publish import CONFIG, EVERY, evolved
 
 EqualTo: Any = expressions.EqualTo
@@ -51,7 +52,6 @@ ROWS = st.lists(
 COMPARED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "=": (operator.eq, EqualTo), "<": (operator.lt, LessThan), ">=": (operator.ge, GreaterThanOrEqual),
 }  # fmt: skip
-SIGNED = 2**31 - 1
 ORDERED = sorted(KINDS.keys() - {"f32", "f64", "flag", "raw", "uuid"})
 
 
@@ -81,11 +81,7 @@ def test_no_filter_leaves_out_a_file_that_has_a_wanted_row(batches: list[list[An
             compare, expression = COMPARED[how]
             wanted = [one["id"] for one in every if one[name] is not None and compare(one[name], value)]
             asked = pa.scalar(value, delta.schema.field(name).type)
-            scan = iceberg.scan(row_filter=expression(name, value))
-            if name == "u32" and value > SIGNED:  # see the next test
-                assert bool([*scan.plan_files()]) >= bool(wanted), (name, how, value)
-            else:
-                assert ids(scan.to_arrow()) == wanted, (name, how, value)
+            assert ids(iceberg.scan(row_filter=expression(name, value)).to_arrow()) == wanted, (name, how, value)
             assert ids(delta.to_table(filter=compare(pc.field(name), asked))) == wanted, (name, how, value)
             found = (
                 pl.scan_iceberg(known.version, reader_override="pyiceberg")
@@ -95,21 +91,58 @@ def test_no_filter_leaves_out_a_file_that_has_a_wanted_row(batches: list[list[An
             assert ids(found.to_arrow()) == wanted, (name, how, value)
 
 
-def test_pyiceberg_takes_a_uint32_for_a_signed_number_where_it_filters_rows(folder: persist.Client) -> None:
-    """A limit that docs/publish.md tells of: it leaves out no file, and polars, which filters itself, no row."""
-    with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, {"n": "uint32"})) as write:
-        write.append_now([{"id": 1, "n": SIGNED}, {"id": 2, "n": SIGNED + 1}])
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32"])
+@pytest.mark.parametrize("before", ["in place", "as they are"])
+def test_files_with_unsigned_numbers_are_copied_for_iceberg(
+    folder: persist.Client, monkeypatch: pytest.MonkeyPatch, kind: str, before: str
+) -> None:
+    """pyiceberg takes an unsigned number in a file for a signed one where it filters rows, and polars asks it to."""
+    most = 2 ** int(kind.removeprefix("uint")) - 1
+    values = (0, most // 2, most // 2 + 1, most)
+    with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, {"n": kind})) as write:
+        write.append_now([{"id": at, "n": n} for at, n in enumerate(values)])
+        with monkeypatch.context() as earlier:  # as earlier releases published them
+            earlier.setattr(Columns, "copied", property(lambda columns: columns.schemas[-1].shown.data))
+            if before == "in place":
+                earlier.setattr("persist_lib.maintain.publish.columns._reads", lambda *_: True)
+            assert bool(folder.publish("s", "iceberg").copied) == (before != "in place")
+        write.append_now([{"id": 4, "n": None}])
     known = folder.publish("s", "iceberg")
-    scan = StaticTable.from_metadata(known.place).scan(row_filter=EqualTo("n", SIGNED + 1))
-    assert len([*scan.plan_files()]) == 1
-    assert ids(scan.to_arrow()) == []
-    found = pl.scan_iceberg(known.version, reader_override="pyiceberg").filter(pl.col("n") > SIGNED).collect()
-    assert ids(found.to_arrow()) == [2]
+    assert (known.rows, known.files, known.shared) == (5, 2, 0), "also what was published before"
+    assert known.copied
+    iceberg = StaticTable.from_metadata(known.place)
+    check_filters(iceberg, pl.scan_iceberg(known.version, reader_override="pyiceberg"), values)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32"])
+def test_files_with_unsigned_numbers_are_not_copied_for_delta(folder: persist.Client, kind: str) -> None:
+    most = 2 ** int(kind.removeprefix("uint")) - 1
+    values = (0, most // 2, most // 2 + 1, most)
+    with folder.open_writer("s", persist.Schema({"id": "int64 not null"}, {"n": kind})) as write:
+        write.append_now([{"id": 4, "n": None}])
+        folder.publish("s", "delta")
+        write.append_now([{"id": at, "n": n} for at, n in enumerate(values)])
+    known = folder.publish("s", "delta")
+    assert (known.rows, known.copied) == (5, 0)
+    check_filters(DeltaTable(known.place).to_pyarrow_dataset(), pl.scan_delta(known.place), values)
+
+
+def check_filters(table: Any, frame: pl.LazyFrame, values: Sequence[int]) -> None:
+    """Every filter finds the rows that have such a value, which are called by their places."""
+    for value in values[1:]:
+        for name, (compare, expression) in COMPARED.items():
+            wanted = [at for at, n in enumerate(values) if compare(n, value)]
+            if isinstance(table, StaticTable):
+                found = table.scan(row_filter=expression("n", value)).to_arrow()
+            else:
+                found = table.to_table(filter=compare(pc.field("n"), value))
+            assert ids(found) == wanted, (name, value)
+            assert ids(frame.filter(compare(pl.col("n"), value)).collect().to_arrow()) == wanted, (name, value)
 
 
 @pytest.mark.parametrize("name", ["id", "word", "n"])
 def test_files_are_left_out_without_being_opened(folder: persist.Client, name: str) -> None:
-    schema = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "uint32", "f": "float64"}, unique=True)
+    schema = persist.Schema({"id": "int64 not null"}, {"word": "string", "n": "int64", "f": "float64"}, unique=True)
     with folder.open_writer("s", schema) as write:
         for step in range(4):
             at = [step * 10 + each for each in range(10)]
