@@ -144,7 +144,8 @@ class Shards(Upkeep, Terms):
         machine, purpose = self.machine(name), parse_text(purpose, "purpose", PURPOSE_LETTERS)
         if schema is not None:
             check_schema(schema)
-        state = machine.fetch().state
+        # A reader is registered by a command, which shows whether what was seen a moment ago is still so.
+        state = (machine.newest() if self.read_only or schema is None else machine.recent()).state
         machine.check_same(state)
         found = state.schemas[-1] if schema is None else known_schema(machine, schema)[1]
         completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))

@@ -45,14 +45,17 @@ class Patience:
         self._pause_s = first_s
         self._longest_s = longest_s
         self._told_at: SeqNo | None = None
+        self._fetch = machine.newest  # at first
         self._is_following, self._tells_all = follows, tells_all
         self._is_read = False
 
     def look(self) -> Version:
-        """The newest version: read from the log at first and at the end; in between what the store told, if it does."""
+        """The newest version: as the log has it at first and at the end; in between what the store told, if it does."""
         version = self._machine.told() if self._is_following and not self._deadline.has_passed() else None
         self._is_following, self._is_read = True, version is None
-        return self._machine.fetch() if version is None else version
+        if version is None:
+            version, self._fetch = self._fetch(), self._machine.fetch
+        return version
 
     @property
     def is_over(self) -> bool:

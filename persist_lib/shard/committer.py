@@ -136,14 +136,14 @@ def carry_out(work: Work) -> None:
     machines, monotonic = work.machines, work.machines[0].runtime.monotonic
     is_fresh, attempts = work.ask(lambda: give_way(machines, work.deadline)), 0
     while work.is_wanted():
-        started = monotonic()
+        look = machines[0].begin_look()
         if prepared := work.prepare():
             attempts += 1
             won = work.send(prepared)
-            took_s = monotonic() - started
+            took_s = monotonic() - look.at_s
             if won:
                 for one in prepared:
-                    one.machine.adopt(one, took_s)
+                    one.machine.adopt(one, took_s, look)
                 work.committed(prepared, attempts, took_s)
             if won is not False:
                 return

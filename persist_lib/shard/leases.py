@@ -179,6 +179,7 @@ class Leases:
         self._retire_kept()
 
     def _retire_kept(self) -> None:
+        self._retire_abandoned()  # first, as they are among those that are kept
         # One after the other, so that after an interrupt the next call does the rest.
         while kept := [(machine, id_) for machine, ids in self._kept.values() for id_ in sorted(ids)]:
             _retire(*kept[0])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +27,7 @@ from persist_lib.ids import SeqNo, ShardId
 from persist_lib.location.api import Blob, Change, Consensus, PushesRows
 from persist_lib.location.commands import ROLL_UP
 from persist_lib.location.wrap.around import takes_commands
+from persist_lib.location.wrap.deadline import having
 from persist_lib.runtime.ambient import Deadline, Runtime
 from persist_lib.runtime.forks import Stage, enrol
 from persist_lib.shard.contention import Pace
@@ -35,6 +38,25 @@ from persist_lib.times import Times
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long to wait for another process to make room in a full state, and the pause between looks."""
+RECENT_S = 1.0
+"""How long after a look a command is made by it without another one. Too old, it costs a lost race."""
+
+T = TypeVar("T")
+_moments = itertools.count(1)
+"""The moments of this process at which something began, in order."""
+_begun: ContextVar[int] = ContextVar("persist_call_begun", default=0)
+
+
+def as_one_call(call: Callable[[], T]) -> T:
+    """Return the result of `call`, in which what `Shard.newest` answers may be of any moment since this began."""
+    return having(_begun, next(_moments), call)
+
+
+class Look(NamedTuple):
+    """After which moment the known version was the newest there was, and when that was by the clock."""
+
+    moment: int
+    at_s: float
 
 
 class Committed(NamedTuple):
@@ -148,6 +170,7 @@ class Shard:
         self.opens_by = IN_TURN
         """By whose threads a rollup is fetched while the rows after it are."""
         self._version: Version | None = None
+        self._look = Look(0, float("-inf"))
         self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
         self.pace = Pace()
@@ -249,6 +272,22 @@ class Shard:
             )
         return version
 
+    def newest(self) -> Version:
+        """The newest version there was at some moment of the call that this is part of (`as_one_call`), or is now."""
+        self.check_open()
+        if (begun := _begun.get()) and self._look.moment > begun and (version := self._version) is not None:
+            return version
+        return self.fetch()
+
+    def recent(self) -> Version:
+        """The newest version, or one that was the newest a moment ago: for commands, which later ones refuse."""
+        is_recent = self.runtime.monotonic() - self._look.at_s <= RECENT_S
+        return version if is_recent and (version := self._version) is not None else self.newest()
+
+    def begin_look(self) -> Look:
+        """What to keep of a request that begins now, if the known version was the newest when it was answered."""
+        return Look(next(_moments), self.runtime.monotonic())
+
     # What this process was sent without a request is for those that follow: what was committed before a call may be
     # missing. Opening, `fetch`, commits and audits scan the log.
 
@@ -281,12 +320,14 @@ class Shard:
         """The newest version there is (linearizable); None when there is no such shard."""
         self.check_open()
         with self.turn:
+            look = self.begin_look()
             if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard, self.opens_by)
             else:
                 self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
                 if self._version.seqno > known.seqno:
                     self.pace.overtaken()
+            self._look = look
             return self._version
 
     def take_over(self, version: Version) -> None:
@@ -298,6 +339,7 @@ class Shard:
         """Forget the known version, as it has been taken back."""
         with self.turn:
             self._version, self._noted = None, Outcome(b"", SeqNo(0), MINIMUM)
+            self._look = Look(0, float("-inf"))
 
     def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """The transition that `build` makes of the newest version this process knows, or its refusal."""
@@ -312,14 +354,15 @@ class Shard:
         row = next_row(version, diff, state, token, stored_name(command), now)
         return Prepared(self, version, row, encode_row(row, state.format), state)
 
-    def adopt(self, prepared: Prepared, took_s: float) -> None:
-        """Take over the version that was just committed, by an attempt that took `took_s` seconds.
+    def adopt(self, prepared: Prepared, took_s: float, look: Look) -> None:
+        """Take over the version that was just committed, by an attempt that took `took_s` seconds, and begun at `look`.
 
-        Resolving an unknown outcome may have fetched versions newer than this one.
+        It was the newest when it was committed. Resolving an unknown outcome may have fetched versions newer than it.
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
             self.pace.won(prepared.row.seqno, took_s)
+        self._look = max(self._look, look)
 
     def ground(self) -> Version:
         """The newest version this process knows, fetched when it knows none; v0 where there is no such shard."""

@@ -24,6 +24,7 @@ from persist_lib.relation.statements import Done, Insert, Statement
 from persist_lib.relation.verbs import execute
 from persist_lib.schema.schema import Schema
 from persist_lib.shard.admin import Downgraded
+from persist_lib.shard.machine import as_one_call
 
 if TYPE_CHECKING:
     from persist_lib.catalog.collection_arguments import Retention
@@ -281,7 +282,7 @@ class OpenHandles(Carrier):
         """
         self._calls.append(None)
         try:
-            answer = self._answer(call)
+            answer = as_one_call(partial(self._answer, call))
             self._newest = max(self._newest, getattr(answer, "as_of", 0), getattr(answer, "to", 0))
             _remember(self._answers, answer)
             return answer

@@ -33,10 +33,11 @@ def within(deadline: Deadline, call: Callable[[], T]) -> T:
 
     This is no context manager, because an interrupt at its exit would leave the deadline set for the thread.
     """
-    return _having(_deadline, deadline, call)
+    return having(_deadline, deadline, call)
 
 
-def _having(variable: ContextVar[V], value: V, call: Callable[[], T]) -> T:
+def having(variable: ContextVar[V], value: V, call: Callable[[], T]) -> T:
+    """Return the result of `call`, in which a context variable has this value."""
     former = variable.get()
     if former is value:
         return call()
@@ -68,7 +69,7 @@ def unless(is_stopped: Callable[[], bool], call: Callable[[], T]) -> T:
 
     This also concerns the threads of `Runtime.pool` that `call` uses.
     """
-    return _having(_is_stopped, is_stopped, call)
+    return having(_is_stopped, is_stopped, call)
 
 
 def check_not_stopped() -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pydantic
 
 import persist_lib as persist
+from persist_lib.core.formats import NEWEST
 from persist_lib.location import open_location
 
 QUIET = persist.Runtime(background=False)
@@ -525,7 +526,7 @@ SPECIAL: dict[str, tuple[Arguments | None, dict[str, Kind]]] = {
         lambda p: {"done": {"scrub": [p.name]}, "most": 5, "seconds": 0.05},
         {"done": is_nothing_done, "most": or_none(integer(0, math.inf)), "seconds": timeout},
     ),
-    "Client.upgrade": (lambda _: {"to": 3}, {"to": integer(1, 5)}),
+    "Client.upgrade": (lambda _: {"to": NEWEST}, {"to": integer(1, NEWEST)}),
     "Client.publish": (lambda _: PUBLISHING, PUBLISHED),
     "Client.withdraw": (lambda p: {"as_": published(p)}, {"as_": is_format}),
 }  # fmt: skip
