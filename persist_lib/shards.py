@@ -144,8 +144,8 @@ class Shards(Upkeep, Terms):
         machine, purpose = self.machine(name), parse_text(purpose, "purpose", PURPOSE_LETTERS)
         if schema is not None:
             check_schema(schema)
-        # A reader is registered by a command, which shows whether what was seen a moment ago is still so.
-        state = (machine.newest() if self.read_only or schema is None else machine.recent()).state
+        is_registered = not self.read_only and schema is not None  # by a command
+        state = machine.state if is_registered and machine.is_recent else machine.newest().state
         machine.check_same(state)
         found = state.schemas[-1] if schema is None else known_schema(machine, schema)[1]
         completes = None if self.read_only else partial(complete, machine, partial(self.open_writer, name))

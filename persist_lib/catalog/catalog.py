@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -48,6 +49,7 @@ from persist_lib.relation.registration import next_time
 from persist_lib.relation.writer import WriteHandle
 from persist_lib.runtime.ambient import Deadline
 from persist_lib.schema.schema import DIFF, TIME, Schema
+from persist_lib.shard.machine import as_one_call
 
 SCHEMA = Schema(key={"kind": "string not null", "id": "string not null"}, value={"body": "string not null"}, times="ms")
 RETENTION = "90 days"
@@ -148,10 +150,13 @@ class Catalog:
 
         `seqno` is that of the shard's newest row, if the caller has just asked: then no request, if nothing has.
         """
+        return as_one_call(partial(self._fetch, seqno))
+
+    def _fetch(self, seqno: int | None) -> Contents:
         try:
             reader = self._reader or self._open()
             is_known = seqno is not None and reader.machine.version.seqno >= seqno
-            upper = reader.upper if is_known else reader.fetch_upper()
+            upper = reader.upper if is_known else reader.machine.newest().state.upper
         except NotFound:
             return NOTHING
         known = self._known

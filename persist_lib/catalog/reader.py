@@ -108,7 +108,7 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         self._kept = CollectionLease(self.named, self._holder)
         self._promiser: WriteHandle | None = None
         try:
-            known = self._renditions.fetch()
+            known = self._renditions.fetch(is_known=True)  # opening its reader has just read it
             newest = self.shards_of(known.last.rendition)[0].schema
             self._columns_from = known.last.start if schema is None else 0
             if schema is not None:
@@ -163,9 +163,10 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
         return CollectionSnapshot(self.name, time, rendition.number, view, parts, self.client.runtime, spent)
 
     def _reach(self, time: int | None, least: int, deadline: Deadline) -> int:
+        is_newest = time is None
         time = max(least, self.newest()) if time is None else time
         self._kept.check_since(time if time >= 0 else self.since.time or 0)
-        self.known(time, deadline)
+        self.known(time, deadline, is_read=is_newest)
         return time
 
     def _parts(self, from_: int | None, to: int, deadline: Deadline) -> list[CollectionUpdates]:
@@ -223,21 +224,25 @@ class RenditionReader(Reader[CollectionSnapshot, CollectionLease]):
             raise
         return [found[name] for name in names]
 
-    def known(self, time: int, deadline: Deadline) -> Span:
-        """The span that covers a time, once that is complete and promised. Raises TimedOut."""
+    def known(self, time: int, deadline: Deadline, *, is_read: bool = False) -> Span:
+        """The span that covers a time, once that is complete and promised. Raises TimedOut.
+
+        Both are for ever. So with `is_read`, what this process has just read is enough, where it says so.
+        """
         while True:
-            timeline = self.timeline()
+            timeline = self.timeline(is_known=is_read)
             span = timeline.at(time if time >= 0 else timeline.since)
             if time < 0:
                 return span  # nothing is complete yet, so there is nothing to wait for
-            upper = self.upper_of(span)
+            upper = min(handle.upper for handle in self.shards_of(span.rendition)) if is_read else self.upper_of(span)
             if not upper.has_passed(time):
-                if not self._completes(span, upper, time, deadline):
+                if not (is_read or self._completes(span, upper, time, deadline)):
                     self.pause(span, time, deadline)
             elif timeline.upper.has_passed(time):
                 return span
             else:
                 self.promise(at(time + 1) if upper.is_top() else upper, deadline)
+            is_read = False
 
     def _completes(self, span: Span, upper: Antichain, time: int, deadline: Deadline) -> bool:
         """Complete a time that the store's clock has passed, by an append of nothing to all shards.

@@ -126,8 +126,9 @@ class Renditions:
         """
         reader, lease = self._reader, self._lease
         if reader is None or lease is None:
-            reader = self._reader = unheld(self._client, self.shard, self.schema)
-            lease = self._lease = kept_of(reader)
+            reader, is_known = unheld(self._client, self.shard, self.schema), True  # it has just been read
+            lease = kept_of(reader)
+            self._reader, self._lease = reader, lease
         machine = reader.machine
         while True:
             try:
@@ -149,6 +150,7 @@ class Renditions:
                 # History was given up just now, by another reader or by the handle itself: what is left is read again.
             else:
                 return known
+            is_known = False
 
     def dropped(self) -> NotFound:
         return NotFound(

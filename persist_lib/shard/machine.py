@@ -279,10 +279,10 @@ class Shard:
             return version
         return self.fetch()
 
-    def recent(self) -> Version:
-        """The newest version, or one that was the newest a moment ago: for commands, which later ones refuse."""
-        is_recent = self.runtime.monotonic() - self._look.at_s <= RECENT_S
-        return version if is_recent and (version := self._version) is not None else self.newest()
+    @property
+    def is_recent(self) -> bool:
+        """Whether a version is known that was the newest a moment ago. Commands that are made by it show if it is."""
+        return self._version is not None and self.runtime.monotonic() - self._look.at_s <= RECENT_S
 
     def begin_look(self) -> Look:
         """What to keep of a request that begins now, if the known version was the newest when it was answered."""

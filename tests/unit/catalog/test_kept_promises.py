@@ -208,6 +208,21 @@ def test_a_rendition_that_is_written_beside_and_is_level_can_be_handed_over_to(w
     assert rows(world) == {(1, "D"), (2, "d")}
 
 
+def test_what_was_written_and_not_promised_is_promised_by_who_reads_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers end between the two on a store without transactions."""
+    controller = made(world)
+    with monkeypatch.context() as cut, controller.open_writer("c") as write:
+        cut.setattr(committing, "_promise_for", lambda _table, _lower, _upper: persist.at(0))
+        cut.setattr(CollectionWriter, "_promise", lambda _self, _upper, _deadline: None)
+        write.compare_and_append([{"id": 1, "word": "a", "_time": 2}], 0, 3)
+    assert controller.describe("c").promised < persist.at(3)
+    with controller.open_reader("c") as read, read.snapshot() as found:
+        assert (found.as_of, found.count()) == (2, 1)
+    assert controller.describe("c").promised == persist.at(3), "so that no handover comes below what was read"
+
+
 def test_where_times_are_integers_or_of_the_past_a_handover_is_at_upper(world: World) -> None:
     with made(world).open_writer("c") as write:
         upper = write.upsert(A).upper.time

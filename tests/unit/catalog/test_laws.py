@@ -111,9 +111,9 @@ def asking_for_a_time_far_ahead_puts_no_handover_off(world: World) -> None:
 def promise_as_asked(patch: pytest.MonkeyPatch) -> None:
     known = RenditionReader.known
 
-    def promising(self: Any, time: int, deadline: Any) -> Any:
+    def promising(self: Any, time: int, deadline: Any, **how: Any) -> Any:
         self.promise(at(time + 1), deadline)
-        return known(self, time, deadline)
+        return known(self, time, deadline, **how)
 
     patch.setattr(RenditionReader, "known", promising)
 

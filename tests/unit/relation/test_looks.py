@@ -105,6 +105,25 @@ def test_a_read_waits_for_a_time_by_looks_of_its_own(world: World, monkeypatch: 
     assert other.count() == 2
 
 
+def test_changes_of_a_collection_after_a_time_to_come_wait_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_by = world.client()
+    made_by.controller().create("c", SCHEMA, mode="compare_and_append")
+    writer, passes = made_by.controller().open_writer("c"), world.clock.sleep
+    writer.compare_and_append([], 0, 5)
+
+    def sleep(seconds: float) -> None:
+        passes(seconds)
+        if writer.fetch_upper() == persist.at(5):
+            writer.compare_and_append([{"id": 2, "n": 2, "_time": 6}], 5, 8)
+
+    monkeypatch.setattr(world.clock, "sleep", sleep)
+    with world.client() as client, client.table("c").changes(5, timeout=60) as found:
+        assert (found.to, found.to_pylist()) == (5, [])
+    assert writer.fetch_upper() == persist.at(8)
+
+
 def test_of_one_call_the_newest_is_of_any_moment_since_it_began(world: World) -> None:
     other = made(world)
     with world.client() as client:
@@ -162,3 +181,28 @@ def test_a_look_of_another_thread_is_of_when_it_was_asked_for(world: World, monk
             assert machine.newest().seqno > before.seqno, "that answer was made before the call began"
 
         as_one_call(within)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_read_of_a_collection_looks_once_at_its_renditions_and_at_each_shard(world: World, shards: int) -> None:
+    made_by = world.client()
+    made_by.controller().create("c", SCHEMA, shards=shards, mode="compare_and_append")
+    other = made_by.table("c")
+    other.append([{"id": 1, "n": 1}])
+    with world.client() as client:
+        table = client.table("c")
+        for n in range(2, 4):
+            other.upsert([{"id": 1, "n": n}])
+            world.requests.clear()
+            assert number(table) == n
+            asked = Counter(request.key for request in world.requests if request.kind in LOOKS)
+            assert len(asked) == shards + 1
+            assert set(asked.values()) == {1}
+        catalog = client.controller().catalog
+        world.requests.clear()
+        assert catalog.fetch().named("c")
+        assert kinds(world) == Counter(scan=1)
+    with world.client(read_only=True) as client:
+        world.requests.clear()
+        assert client.controller().catalog.fetch().named("c")
+        assert kinds(world) == OPENED, "opening and reading it is one look"
