@@ -260,15 +260,16 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: st
 
     def scans(*asked: dict[str, Any], **how: Any) -> int:
         found = 0
-        with connect(**how) as client, client.open_reader("t") as read:
+        with connect(**how) as client:
+            table = client.table("t")
             for words in asked:
-                with read.snapshot(**words) as snapshot:
+                with table.read(**words) as snapshot:
                     found += snapshot.to_arrow().num_rows
         return found
 
     def between() -> int:
         start, end = ends[len(ends) // 4], ends[len(ends) // 2]
-        with connect() as client, client.open_reader("t") as read, read.changes(start, end) as found:
+        with connect() as client, client.table("t").changes(start, end) as found:
             return found.to_arrow().num_rows
 
     with ExitStack() as stack:
@@ -276,9 +277,8 @@ def ours(folder: str, endpoint: str, rows: str, steps: str, every: str, some: st
 
         def warm() -> int:
             if not open_:
-                client = stack.enter_context(connect())
-                open_.append(stack.enter_context(client.open_reader("t")))
-            with open_[0].snapshot() as snapshot:
+                open_.append(stack.enter_context(connect()).table("t"))
+            with open_[0].read() as snapshot:
                 return int(snapshot.to_arrow().num_rows)
 
         yield Ready("its defaults", {

@@ -166,7 +166,7 @@ def copies_of(
     """Copies of parts, each row as often as it is there: one of each object, and one of all that is inline."""
     newest = state.schemas[-1]
     of = f"-{len(columns.schemas)}" if evolved(columns.schemas) else ""  # columns are others since
-    of += "-signed" * columns.has_unsigned  # copies of before had unsigned numbers
+    of += "-signed" * columns.has_unsigned  # earlier copies had unsigned numbers
     found = []
     for part in (one for one in parts if one.inline is None):
         key = f"{folder.prefix}{COPIES}{part.key.replace('/', '-')}{of}"  # a part never changes, nor does its copy
