@@ -28,7 +28,7 @@ from persist_lib.errors import (
 )
 from persist_lib.runtime.ambient import Backoff, Deadline
 from persist_lib.shard.contention import give_way, wait_after_loss
-from persist_lib.shard.machine import Prepared, Shard
+from persist_lib.shard.machine import Prepared, Shard, moment
 from persist_lib.shard.refusals import named
 from persist_lib.times import show_frontier
 
@@ -136,14 +136,14 @@ def carry_out(work: Work) -> None:
     machines, monotonic = work.machines, work.machines[0].runtime.monotonic
     is_fresh, attempts = work.ask(lambda: give_way(machines, work.deadline)), 0
     while work.is_wanted():
-        look = machines[0].begin_look()
+        started, begun = monotonic(), moment()
         if prepared := work.prepare():
             attempts += 1
             won = work.send(prepared)
-            took_s = monotonic() - look.at_s
+            took_s = monotonic() - started
             if won:
                 for one in prepared:
-                    one.machine.adopt(one, took_s, look)
+                    one.machine.adopt(one, took_s, begun)
                 work.committed(prepared, attempts, took_s)
             if won is not False:
                 return

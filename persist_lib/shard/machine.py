@@ -38,7 +38,7 @@ from persist_lib.times import Times
 ROOM_S = 0.5
 ROOM_PAUSE_S = 0.03
 """How long to wait for another process to make room in a full state, and the pause between looks."""
-RECENT_S = 1.0
+RECENT_S = 0.1
 """How long after a look a command is made by it without another one. Too old, it costs a lost race."""
 
 T = TypeVar("T")
@@ -47,16 +47,14 @@ _moments = itertools.count(1)
 _begun: ContextVar[int] = ContextVar("persist_call_begun", default=0)
 
 
+def moment() -> int:
+    """This moment: later than those that were asked for before."""
+    return next(_moments)
+
+
 def as_one_call(call: Callable[[], T]) -> T:
     """Return the result of `call`, in which what `Shard.newest` answers may be of any moment since this began."""
-    return having(_begun, next(_moments), call)
-
-
-class Look(NamedTuple):
-    """After which moment the known version was the newest there was, and when that was by the clock."""
-
-    moment: int
-    at_s: float
+    return having(_begun, moment(), call)
 
 
 class Committed(NamedTuple):
@@ -170,7 +168,10 @@ class Shard:
         self.opens_by = IN_TURN
         """By whose threads a rollup is fetched while the rows after it are."""
         self._version: Version | None = None
-        self._look = Look(0, float("-inf"))
+        self._newest_after = 0
+        """A moment after which the known version was the newest there was."""
+        self._looked_s = float("-inf")
+        """When that was told, by the monotonic clock."""
         self._noted = Outcome(b"", SeqNo(0), MINIMUM)
         self._closed: str | None = None
         self.pace = Pace()
@@ -275,18 +276,14 @@ class Shard:
     def newest(self) -> Version:
         """The newest version there was at some moment of the call that this is part of (`as_one_call`), or is now."""
         self.check_open()
-        if (begun := _begun.get()) and self._look.moment > begun and (version := self._version) is not None:
+        if (begun := _begun.get()) and self._newest_after > begun and (version := self._version) is not None:
             return version
         return self.fetch()
 
     @property
     def is_recent(self) -> bool:
         """Whether a version is known that was the newest a moment ago. Commands that are made by it show if it is."""
-        return self._version is not None and self.runtime.monotonic() - self._look.at_s <= RECENT_S
-
-    def begin_look(self) -> Look:
-        """What to keep of a request that begins now, if the known version was the newest when it was answered."""
-        return Look(next(_moments), self.runtime.monotonic())
+        return self._version is not None and self.runtime.monotonic() - self._looked_s <= RECENT_S
 
     # What this process was sent without a request is for those that follow: what was committed before a call may be
     # missing. Opening, `fetch`, commits and audits scan the log.
@@ -320,15 +317,19 @@ class Shard:
         """The newest version there is (linearizable); None when there is no such shard."""
         self.check_open()
         with self.turn:
-            look = self.begin_look()
+            asked = moment()
             if (known := self._version) is None:
                 self._version = fetch_newest(self.reads, self.consensus, self.shard, self.opens_by)
             else:
                 self._version = fetch_newer(self.reads, self.consensus, self.shard, known)
                 if self._version.seqno > known.seqno:
                     self.pace.overtaken()
-            self._look = look
+            self._looked(asked)
             return self._version
+
+    def _looked(self, asked: int) -> None:
+        """Know that the known version was the newest after a moment. Call it with the turn taken, and the version."""
+        self._newest_after, self._looked_s = max(self._newest_after, asked), self.runtime.monotonic()
 
     def take_over(self, version: Version) -> None:
         """Know a version that was just read from the log, unless a newer one is known. Call it with the turn taken."""
@@ -339,7 +340,7 @@ class Shard:
         """Forget the known version, as it has been taken back."""
         with self.turn:
             self._version, self._noted = None, Outcome(b"", SeqNo(0), MINIMUM)
-            self._look = Look(0, float("-inf"))
+            self._newest_after, self._looked_s = 0, float("-inf")
 
     def prepare(self, build: Build, token: bytes) -> Prepared | r.Refusal:
         """The transition that `build` makes of the newest version this process knows, or its refusal."""
@@ -354,15 +355,15 @@ class Shard:
         row = next_row(version, diff, state, token, stored_name(command), now)
         return Prepared(self, version, row, encode_row(row, state.format), state)
 
-    def adopt(self, prepared: Prepared, took_s: float, look: Look) -> None:
-        """Take over the version that was just committed, by an attempt that took `took_s` seconds, and begun at `look`.
+    def adopt(self, prepared: Prepared, took_s: float, begun: int) -> None:
+        """Take over the version that was just committed, by an attempt that took `took_s` seconds from a moment on.
 
         It was the newest when it was committed. Resolving an unknown outcome may have fetched versions newer than it.
         """
         if self._version is None or self._version.seqno < prepared.row.seqno:
             self._version = after(prepared.row, prepared.data, prepared.state)
             self.pace.won(prepared.row.seqno, took_s)
-        self._look = max(self._look, look)
+        self._looked(begun)
 
     def ground(self) -> Version:
         """The newest version this process knows, fetched when it knows none; v0 where there is no such shard."""
