@@ -89,19 +89,20 @@ class Frames:
     """Counts the frames with data of one direction of a connection."""
 
     def __init__(self, preface: int = 0) -> None:
-        self._skip, self._head = preface, b""
+        self._skip, self._head, self._is_data = preface, b"", False
 
     def data(self, received: bytes) -> int:
-        """How many frames with data begin in what was received next."""
+        """How many frames with data end in what was received next."""
         found = 0
         while received:
             if self._skip:
                 received, self._skip = received[self._skip :], max(0, self._skip - len(received))
+                found += self._is_data and not self._skip
                 continue
             more = 9 - len(self._head)
             self._head, received = self._head + received[:more], received[more:]
             if len(self._head) == 9:
                 length = int.from_bytes(self._head[:3], "big")
-                found += self._head[3] == DATA and length > 0
+                self._is_data = self._head[3] == DATA and length > 0
                 self._skip, self._head = length, b""
         return found
