@@ -25,7 +25,7 @@ from tests.worlds import SCHEMA
 
 COLLECTION = Layout("collection", "compare_and_append", shards=2, retention=3)
 STEPS = 2500
-HANDED = (0, 1, 3)
+HANDED = (1, 2, 3)
 """Seeds whose stories hand over; in others the controller is killed first each time."""
 
 
