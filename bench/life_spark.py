@@ -129,39 +129,31 @@ def iceberg(folder: str, _endpoint: str, *size: str) -> Iterator[Ready]:
 
 @contextmanager
 def ours(folder: str, _endpoint: str, *size: str) -> Iterator[Ready]:
-    """A table of our catalog, on the Spark that we use, in a session as our jobs make it."""
+    """A table of our catalog, on the Spark that we use, in a session such as the peers have."""
     import persist_lib as persist  # noqa: PLC0415 - not in the processes of the peers
     import persist_lib.spark  # noqa: PLC0415
-    from jobs.session import SparkSettings, build_session  # noqa: PLC0415
 
     def upkeep() -> None:
         with persist.open(f"file:{folder}") as client:
             client.maintain("t")
 
     persist.open(f"file:{folder}").close()
-    conf = persist_lib.spark.catalog_conf(f"file:{folder}", name="lake")
-    session = build_session(SparkSettings(driver_memory=SETTINGS["spark.driver.memory"], conf=conf))
-    persist_lib.spark.register(session)
     lake = Lake(
-        "lake.t", {}, f"CREATE TABLE lake.t ({COLUMNS}, PRIMARY KEY (k))",
+        "lake.t", persist_lib.spark.catalog_conf(f"file:{folder}", name="lake"),
+        f"CREATE TABLE lake.t ({COLUMNS}, PRIMARY KEY (k))",
         "INSERT INTO lake.t WITH ('upsert' = 'true') SELECT * FROM changed", upkeep,
         ("SELECT unix_millis(_time) AS version FROM lake.t.history", "true", "version"),
         "SELECT * FROM lake.t.changes WHERE _time > timestamp_millis({after}) AND _time <= timestamp_millis({to})",
     )  # fmt: skip
-    with _session(session, lake, size, "as our jobs make it") as ready:
+    with _session(lake, size) as ready:
         yield ready
 
 
 @contextmanager
 def _peer(lake: Lake, size: tuple[str, ...]) -> Iterator[Ready]:
     sys.path.insert(0, str(SPARK_4_1))
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - the one in that folder
-
-    conf = {**SETTINGS, "spark.jars": ",".join(runtimes()), **lake.conf}
-    session = SparkSession.builder.master("local[*]").config(map=dict(conf)).getOrCreate()
-    said = ", ".join(f"{name.removeprefix('spark.')}={value}" for name, value in conf.items() if name in TOLD)
-    with _session(session, lake, size, f"local[*], the JVM's default JIT and collector, {said}") as ready:
+    lake.conf["spark.jars"] = ",".join(runtimes())
+    with _session(lake, size) as ready:
         yield ready
 
 
@@ -224,7 +216,15 @@ class Table:
 
 
 @contextmanager
-def _session(session: SparkSession, lake: Lake, size: tuple[str, ...], said: str) -> Iterator[Ready]:
+def _session(lake: Lake, size: tuple[str, ...]) -> Iterator[Ready]:
+    """A session of the Spark that is found first, with the JVM's defaults but for its memory."""
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - a peer's is in a folder of its own
+
+    conf = {**SETTINGS, **lake.conf}
+    session = SparkSession.builder.master("local[*]").config(map=dict(conf)).getOrCreate()
+    said = ", ".join(f"{name.removeprefix('spark.')}={value}" for name, value in conf.items() if name in TOLD)
+    said = f"local[*], the JVM's default JIT and collector, {said}"
     session.sparkContext.setLogLevel("ERROR")
     table, some = Table(session, lake, size), ", ".join(map(str, looked_up(int(size[0]))))
     try:

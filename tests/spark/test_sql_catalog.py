@@ -300,6 +300,16 @@ def scan_of(frame: DataFrame) -> Any:
     return leaves.apply(0)
 
 
+def test_a_use_of_a_table_is_planned_once_however_often_spark_copies_its_plan(
+    spark: SparkSession, lake: str, client: persist.Client
+) -> None:
+    client.table("t", SCHEMA).append(START)
+    scans = [scan_of(spark.table(f"{lake}.t").where(f"id > {least}")) for least in (1, 2)]
+    one, other = ([scan.scan().toBatch() for _ in range(3)] for scan in scans)
+    assert all(batch.equals(one[0]) for batch in one)
+    assert not one[0].equals(other[0]), "each use has a plan of its own"
+
+
 def test_a_join_with_a_small_table_is_a_broadcast(client: persist.Client, spark: SparkSession, lake: str) -> None:
     client.table("large", PLAIN).append(pa.table({"id": range(20_000), "v": range(20_000)}))
     client.table("small", PLAIN).append([{"id": 1, "v": 1}])

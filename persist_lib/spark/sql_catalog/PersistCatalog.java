@@ -605,6 +605,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
             private final StructType read;
             private final Predicate[] pushed;
             private final CaseInsensitiveStringMap more;
+            private Batch batch;
 
             PersistScan(StructType read, Predicate[] pushed, CaseInsensitiveStringMap more) {
                 this.read = read;
@@ -628,21 +629,25 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
                     + Arrays.toString(pushed);
             }
 
+            /** Spark asks once for each copy that it makes of a plan: all get the same, which Python plans once. */
             @Override
-            public Batch toBatch() {
-                String[] last = pushed.length > 0 ? new String[] {"pushed", predicates(pushed)} : new String[0];
-                Batch batch = python("read", last).toBatch();
-                return new Batch() {
-                    @Override
-                    public InputPartition[] planInputPartitions() {
-                        return clear(batch::planInputPartitions);
-                    }
+            public synchronized Batch toBatch() {
+                if (batch == null) {
+                    String[] last = pushed.length > 0 ? new String[] {"pushed", predicates(pushed)} : new String[0];
+                    Batch planned = python("read", last).toBatch();
+                    batch = new Batch() {
+                        @Override
+                        public InputPartition[] planInputPartitions() {
+                            return clear(planned::planInputPartitions);
+                        }
 
-                    @Override
-                    public PartitionReaderFactory createReaderFactory() {
-                        return batch.createReaderFactory();
-                    }
-                };
+                        @Override
+                        public PartitionReaderFactory createReaderFactory() {
+                            return planned.createReaderFactory();
+                        }
+                    };
+                }
+                return batch;
             }
 
             @Override
