@@ -46,8 +46,9 @@ from persist_lib.table.opening import find_record
 Kind = Literal["rows", "contents", "updates"]
 BATCH = "a batch read"
 LATEST = "latest"
-PUSHED, EMPTY = "pushed", "empty"
-"""Options of the catalog: what it pushes down; and that it found nothing, so that what came since is not read."""
+PUSHED, LIMIT, EMPTY = OF_CATALOG = "pushed", "limit", "empty"
+"""Options of the catalog: the filters and the number of rows that it pushes down; and that it found nothing, so that
+what came since is not read."""
 LEAST_BYTES = 64 << 10
 BATCH_ROWS = 1 << 16
 """The most rows of one batch for the JVM, which reads them one by one."""
@@ -75,6 +76,8 @@ class Table(NamedTuple):
     refusal: PersistError | None = None
     """Why a batch cannot read the updates that the options name. A stream that is restarted does not start there."""
     collection: CollectionRecord | None = None
+    limit: int | None = None
+    """How many rows a partition needs at most; None for all."""
 
     @property
     def client(self) -> Client:
@@ -93,7 +96,7 @@ def look(given: Mapping[str, str], *, batch: bool | None = None) -> Table:
     """Look at the table: what the options ask for, and at which time. `batch` is None before that is known."""
     options = Options.of(
         given,
-        tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else (*READ, PUSHED, EMPTY) if batch else STREAM,
+        tuple(dict.fromkeys((*READ, *STREAM))) if batch is None else (*READ, *OF_CATALOG) if batch else STREAM,
         "a read" if batch is None else BATCH if batch else "a streaming read",
     )
     read_only = options.flag("read_only", default=False)
@@ -198,12 +201,13 @@ def newest(handle: ReadHandle | RenditionReader, as_of: int | str | None = None,
 
 def batch_reader(given: Mapping[str, str], schema: StructType, table: Table | None) -> Reader:
     """The reader of a batch. Without `table`, as a user passed the schema, the time is decided now."""
-    options = Options.of(given, (*READ, PUSHED, EMPTY), BATCH)
+    options = Options.of(given, (*READ, *OF_CATALOG), BATCH)
     table = look(given, batch=True) if table is None else table
     if (text := options.text(PUSHED)) is not None:
         whole = frame_of(table.schema, table.kind, tuple(table.schema.names))
         found = [one for one in parse_predicates(text, whole) if one is not None]
         table = table._replace(pushed=table.pushed.both(pushed_down(found, table.schema)))
+    table = table._replace(limit=options.integer(LIMIT, least=0))
     check_asked(schema, table.frame, table.what)
     pushes = options.flag("pushdown", default=False)
     return (PushingReader if pushes else Reader)(table, schema, options.size("partition_bytes", LEAST_BYTES))
@@ -274,7 +278,15 @@ class PushingReader(Reader):
 
 
 def batches(table: Table, target: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition as Spark's Arrow batches."""
+    """The rows of a partition, or so many of them as are needed, as Spark's Arrow batches."""
+    left = MOST_ROWS if table.limit is None else table.limit
+    for batch in _all_batches(table, target, part):
+        yield batch.slice(0, left)
+        if (left := left - batch.num_rows) <= 0:
+            return  # before another is read, and before Spark closes the pipe under a worker that writes
+
+
+def _all_batches(table: Table, target: pa.Schema, part: Part) -> Iterator[pa.RecordBatch]:
     client = table.client
     keeping = Keeping(client, table.shard, part.lease)
     with Runtime(background=False).pool(2, "persist-spark") as pool:

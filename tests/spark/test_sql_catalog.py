@@ -91,8 +91,11 @@ OPERATIONS = (
         [(1, 1), (2, 1), (3, 1)],
     ),
     Operation(".contents", "SELECT id, _diff FROM lake.t.contents", [(1, 1), (2, 1), (3, 1)]),
-    Operation(".history", "SELECT added, retracted FROM lake.t.history", [(3, 0)]),
-    Operation(".batches", "SELECT sum(updates), sum(diff_sum), sum(bytes) > 0 FROM lake.t.batches", [(3, 3, True)]),
+    Operation(".history", "SELECT added, retracted FROM lake.t.history WHERE added > 0 LIMIT 1", [(3, 0)]),
+    Operation(
+        ".batches", "SELECT sum(updates), sum(diff_sum), sum(bytes) > 0 FROM lake.t.batches WHERE updates > 0",
+        [(3, 3, True)],
+    ),
     Operation("INSERT INTO", "INSERT INTO lake.t VALUES (4, 'new', 40)", [*STARTED, (4, "new", 40)], READ),
     Operation(
         "INSERT INTO … WITH ('upsert' = 'true')", "INSERT INTO lake.t WITH ('upsert' = 'true') VALUES (3, 'x', 1)",
@@ -308,6 +311,21 @@ def test_a_use_of_a_table_is_planned_once_however_often_spark_copies_its_plan(
     one, other = ([scan.scan().toBatch() for _ in range(3)] for scan in scans)
     assert all(batch.equals(one[0]) for batch in one)
     assert not one[0].equals(other[0]), "each use has a plan of its own"
+
+
+def test_a_limit_is_pushed_down_where_nothing_is_filtered(
+    spark: SparkSession, lake: str, client: persist.Client
+) -> None:
+    client.table("t", PLAIN).append(pa.table({"id": range(100_000), "v": range(100_000)}))
+    table, read = spark.table(f"{lake}.t"), "numOutputRows"
+    for frame, is_pushed in ((table.limit(7), True), (table.where("v >= 50").limit(7), False)):
+        assert len({row.id for row in frame.collect()}) == 7
+        scan = scan_of(frame)
+        assert ("limit 7" in str(scan.scan().description())) == is_pushed
+        assert (scan.metrics().apply(read).value() == 7) == is_pushed
+    both = table.limit(3).union(table.limit(5)).join(table, "id")
+    assert both.count() == 8, "each use has its own"
+    assert table.count() == 100_000
 
 
 def test_a_join_with_a_small_table_is_a_broadcast(client: persist.Client, spark: SparkSession, lake: str) -> None:

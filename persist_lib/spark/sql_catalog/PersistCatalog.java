@@ -14,6 +14,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.OptionalInt;
 import java.util.OptionalLong;
 import java.util.Set;
 import java.util.function.Supplier;
@@ -53,6 +54,7 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
@@ -91,7 +93,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
 
     /** Options of the source that SQL has words for, or that this class says. */
     private static final Set<String> OWN = Set.of("table", "path", "location", "consensus", "as_of", "newest", "columns",
-        "diff", "changes", "pushed", "empty", "base", "catalog");
+        "diff", "changes", "pushed", "limit", "empty", "base", "catalog");
 
     private String name;
     private Map<String, String> options;
@@ -555,7 +557,7 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
 
                 @Override
                 public ScanBuilder newScanBuilder(CaseInsensitiveStringMap more) {
-                    return () -> new PersistScan(schema, new Predicate[0], more);
+                    return () -> new PersistScan(schema, new Predicate[0], OptionalInt.empty(), more);
                 }
 
                 @Override
@@ -565,9 +567,11 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
             };
         }
 
-        private final class Builder implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns {
+        private final class Builder
+                implements SupportsPushDownV2Filters, SupportsPushDownRequiredColumns, SupportsPushDownLimit {
             private final CaseInsensitiveStringMap more;
             private Predicate[] pushed = new Predicate[0];
+            private OptionalInt limit = OptionalInt.empty();
             private StructType read = schema;
 
             Builder(CaseInsensitiveStringMap more) {
@@ -595,21 +599,30 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
                 read = new StructType(found.length > 0 ? found : new StructField[] {schema.apply(about.getString("cheap"))});
             }
 
+            /** Of each partition; Spark takes so many of them once more, and asks only where it filters nothing. */
+            @Override
+            public boolean pushLimit(int most) {
+                limit = OptionalInt.of(most);
+                return true;
+            }
+
             @Override
             public Scan build() {
-                return new PersistScan(read, pushed, more);
+                return new PersistScan(read, pushed, limit, more);
             }
         }
 
         private final class PersistScan implements Scan, SupportsReportStatistics {
             private final StructType read;
             private final Predicate[] pushed;
+            private final OptionalInt limit;
             private final CaseInsensitiveStringMap more;
             private Batch batch;
 
-            PersistScan(StructType read, Predicate[] pushed, CaseInsensitiveStringMap more) {
+            PersistScan(StructType read, Predicate[] pushed, OptionalInt limit, CaseInsensitiveStringMap more) {
                 this.read = read;
                 this.pushed = pushed;
+                this.limit = limit;
                 this.more = more;
             }
 
@@ -626,15 +639,21 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
             @Override
             public String description() {
                 return PersistTable.this.name() + " as of " + about.getString("as_of") + ", pushed "
-                    + Arrays.toString(pushed);
+                    + Arrays.toString(pushed) + (limit.isPresent() ? ", limit " + limit.getAsInt() : "");
             }
 
             /** Spark asks once for each copy that it makes of a plan: all get the same, which Python plans once. */
             @Override
             public synchronized Batch toBatch() {
                 if (batch == null) {
-                    String[] last = pushed.length > 0 ? new String[] {"pushed", predicates(pushed)} : new String[0];
-                    Batch planned = python("read", last).toBatch();
+                    List<String> last = new ArrayList<>();
+                    if (pushed.length > 0) {
+                        last.addAll(List.of("pushed", predicates(pushed)));
+                    }
+                    if (limit.isPresent()) {
+                        last.addAll(List.of("limit", Integer.toString(limit.getAsInt())));
+                    }
+                    Batch planned = python("read", last.toArray(String[]::new)).toBatch();
                     batch = new Batch() {
                         @Override
                         public InputPartition[] planInputPartitions() {

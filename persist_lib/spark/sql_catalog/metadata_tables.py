@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from persist_lib.client import Client
 from persist_lib.schema.schema import Schema
-from persist_lib.spark.batch_reader import EMPTY, frame_of
+from persist_lib.spark.batch_reader import EMPTY, OF_CATALOG, frame_of
 from persist_lib.spark.options import READ, Options, client_of
 from persist_lib.spark.types import TIME_SPARK, arrow_schema, spark_field, to_spark
 
@@ -70,7 +70,7 @@ class MetadataReader(DataSourceReader):
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         values = {str(name).lower(): value for name, value in given.items()}
         self._what = values.pop(TOLD)
-        self._options = Options.of(values, (*READ, EMPTY), f"a read of {self._what}")
+        self._options = Options.of(values, (*READ, *OF_CATALOG), f"a read of {self._what}")  # Spark filters, and limits
         self._target = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import pickle
 import random
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyspark.sql import types as t
 
 import persist_lib as persist
 from persist_lib.errors import InvalidUsage, Missing, SchemaMismatch, SinceViolation, TimedOut
-from persist_lib.spark import slices
+from persist_lib.spark import batch_reader, slices
 from persist_lib.spark.batch_reader import Part
 from persist_lib.spark.source import PersistSource
 from tests.unit.spark.worlds import SCHEMA, TINY, World, added, load, read, rows, source
@@ -35,6 +36,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[persist.
 
 def contents(table: pa.Table | None) -> Any:
     return added(((a, b, v), n) for a, b, v, n in rows(table, "a", "b", "v", "_diff"))
+
+
+def plain(table: pa.Table | None) -> Counter[Any]:
+    return Counter(rows(table, "a", "b", "v", "_diff"))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -55,6 +60,34 @@ def test_any_history_reads_as_the_account_says(client: persist.Client, seed: int
         updates = added((((a, b, v), at), n) for a, b, v, at, n in rows(found, "a", "b", "v", "_time", "_diff"))
         assert updates == world.changes(None if before < 0 else before, as_of)
     assert contents(load(client, diff="true")) == world.contents(world.upper - 1), "the newest, if none is said"
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 10**6])
+def test_a_limit_ends_each_partition_as_soon_as_it_has_so_many_rows(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """As the catalog pushes it down. Spark takes so many of what comes, and would cut a worker that writes on."""
+    world, rng, drawn = World(client), random.Random(1), list[int]()
+    for _ in range(6):
+        world.append(rng, 60)
+    every, inner = plain(load(client, diff="true")), batch_reader._all_batches
+
+    def counted(*arguments: Any) -> Iterator[pa.RecordBatch]:
+        for batch in inner(*arguments):
+            drawn.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(batch_reader, "_all_batches", counted)
+    schema = source(client, diff="true").schema()
+    reader: Any = source(client, diff="true", limit=str(limit)).reader(schema)
+    for partition in reader.partitions():
+        drawn.clear()
+        found = plain(read(reader, [partition]))
+        assert sum(found.values()) == min(limit, sum(drawn))
+        assert all(n <= every[one] for one, n in found.items())
+        assert sum(drawn[:-1]) < max(limit, 1), "it stops at the first batch that is enough"
+    with pytest.raises(InvalidUsage, match="limit"):
+        source(client, limit="7").schema()  # nobody but the catalog says it
 
 
 VALUES: dict[str, list[Any]] = {"a": [-1, 0, 7, 20, 39, 100], "b": ["", "x", "y", "yy", "z"], "v": [0, 1, 2, 3, 4]}

@@ -196,3 +196,17 @@ def test_the_jar_of_the_catalog_is_where_spark_is_told() -> None:
     with ZipFile(persist_lib.spark.catalog_jar()) as jar:
         assert "io/persist/spark/PersistCatalog.class" in jar.namelist()
     assert persist_lib.spark.catalog_conf("memory:", "lake")["spark.jars"] == persist_lib.spark.catalog_jar()
+
+
+@pytest.mark.parametrize("what", ["history", "batches"])
+def test_metadata_tables_take_what_spark_pushes_down(client: persist.Client, what: str) -> None:
+    """Spark filters and limits their few rows itself."""
+    table = client.table("t", DOUBLES)
+    for x in range(3):
+        table.append([{"k": x, "x": 1.0, "y": 1.0}])
+    load = asked(client, "load", table=f"t/{what}")
+    given = {"location": client.url, "table": "t", **json.loads(load.metadata["read"])}
+    for pushed in ({}, {"pushed": "[]"}, {"limit": "1"}):
+        reader = PersistSource({**given, **pushed}).reader(cast("t.StructType", load.dataType))
+        found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        assert len(found) == 3 if what == "history" else found
