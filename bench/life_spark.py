@@ -3,8 +3,8 @@
 Ours is on the Spark that we use. There are runtimes of the peers for an older one (4.1), which is put into a folder of
 its own, as are the runtimes: Maven Central's, each verified by its digest. Nothing of ours is in a peer's process.
 
-Each side has one session, which plans each read again, and is warm once the changes are made. A peer's has the JVM's
-default JIT and collector; ours is as our jobs make it, with a JIT that stops at its first level.
+Each side has one session, with the JVM's default JIT and collector, which plans each read again, and is warm once the
+changes are made.
 """
 
 # ruff: noqa: S608 - queries of our own names and numbers
