@@ -317,12 +317,10 @@ def test_a_limit_is_pushed_down_where_nothing_is_filtered(
     spark: SparkSession, lake: str, client: persist.Client
 ) -> None:
     client.table("t", PLAIN).append(pa.table({"id": range(100_000), "v": range(100_000)}))
-    table, read = spark.table(f"{lake}.t"), "numOutputRows"
+    table = spark.table(f"{lake}.t")
     for frame, is_pushed in ((table.limit(7), True), (table.where("v >= 50").limit(7), False)):
         assert len({row.id for row in frame.collect()}) == 7
-        scan = scan_of(frame)
-        assert ("limit 7" in str(scan.scan().description())) == is_pushed
-        assert (scan.metrics().apply(read).value() == 7) == is_pushed
+        assert ("limit 7" in str(scan_of(frame).scan().description())) == is_pushed
     both = table.limit(3).union(table.limit(5)).join(table, "id")
     assert both.count() == 8, "each use has its own"
     assert table.count() == 100_000
