@@ -78,6 +78,7 @@ def test_a_limit_ends_each_partition_as_soon_as_it_has_so_many_rows(
             yield batch
 
     monkeypatch.setattr(batch_reader, "_all_batches", counted)
+    monkeypatch.setattr(batch_reader, "BATCH_ROWS", 8)
     schema = source(client, diff="true").schema()
     reader: Any = source(client, diff="true", limit=str(limit)).reader(schema)
     for partition in reader.partitions():
