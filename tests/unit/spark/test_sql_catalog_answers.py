@@ -207,6 +207,6 @@ def test_metadata_tables_take_what_spark_pushes_down(client: persist.Client, wha
     load = asked(client, "load", table=f"t/{what}")
     given = {"location": client.url, "table": "t", **json.loads(load.metadata["read"])}
     for pushed in ({}, {"pushed": "[]"}, {"limit": "1"}):
-        reader = PersistSource({**given, **pushed}).reader(cast("t.StructType", load.dataType))
+        reader: Any = PersistSource({**given, **pushed}).reader(cast("t.StructType", load.dataType))
         found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
         assert len(found) == 3 if what == "history" else found
