@@ -96,7 +96,9 @@ class Where:
         import pyarrow.dataset as ds  # noqa: PLC0415 - it takes a while, and few reads have a filter
 
         everything = frozenset(range(metadata.num_row_groups))
-        if any(name in stored.names and stored.field(name).type != columns.field(name).type for name in self.names):
+        if self._may_compare_nan() or any(
+            name in stored.names and stored.field(name).type != columns.field(name).type for name in self.names
+        ):
             return everything
         footer = io.BytesIO()
         metadata.write_metadata_file(footer)
@@ -114,6 +116,8 @@ class Where:
         import pyarrow.dataset as ds  # noqa: PLC0415 - as above
         from pyarrow.fs import LocalFileSystem  # noqa: PLC0415
 
+        if self._may_compare_nan():
+            return list(range(len(conditions)))
         kind, nowhere = ds.ParquetFileFormat(), LocalFileSystem()
         told = [
             kind.make_fragment(str(place), nowhere, condition)
@@ -126,6 +130,11 @@ class Where:
             return sorted([*untold, *(int(fragment.path) for fragment in found)])
         except (pa.ArrowException, TypeError, ValueError):  # what cannot be told rules nothing out
             return list(range(len(conditions)))
+
+    def _may_compare_nan(self) -> bool:
+        """Whether a literal may be NaN, by which Arrow rules out too much: it takes `~(x <= NaN)` for `x > NaN`."""
+        written = _written(self.expression)
+        return not written or re.search(r"\bnan\b", written) is not None
 
     def _mask(self, table: pa.Table) -> pa.ChunkedArray | None:
         """Which rows to keep; None for no row."""

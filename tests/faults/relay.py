@@ -65,19 +65,19 @@ class Relay:
             while data := client.recv(1 << 16):
                 if self.loses_what_is_said:
                     continue
-                server.sendall(data)
                 self.bytes_asked += len(data)
-                self._count("asked", frames.data(data))
+                self._count("asked", frames.data(data))  # first, as the answer may be there before this thread goes on
+                server.sendall(data)
 
     def _answer(self, client: socket.socket, server: socket.socket) -> None:
         frames = Frames()
         with contextlib.suppress(OSError), server:
             while data := server.recv(1 << 16):
                 found = frames.data(data)
+                self._count("answered", found)
                 if not (self.holds_answers and found):
                     with contextlib.suppress(OSError):
                         client.sendall(data)
-                self._count("answered", found)
 
     def _count(self, what: str, by: int) -> None:
         with self._changed:
