@@ -81,10 +81,15 @@ def check_change(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> None:
         found += _changed_ids(old, diff, new, seqno)
     if diff.producers or len(new.producers) > PRODUCERS_MOST:
         found += _producers(new, [(name, after) for name, _, after in diff.producers if after is not None], seqno)
-    found += _later(diff, new, seqno)
+    found += _later(diff, new, seqno) + _numbers(diff, new)
     if diff.garbage:
         found += [f"{key} became garbage twice" for key, was, _ in diff.garbage if was is None and key in old.garbage]
     _refuse(found, seqno)
+
+
+def _numbers(diff: StateDiff, new: State) -> list[str]:
+    is_concerned = diff.identities or (new.identities and (diff.schemas or diff.format is not None))
+    return identity_problems(new) if is_concerned else []
 
 
 def _changed_ids(old: State, diff: StateDiff, new: State, seqno: SeqNo) -> list[str]:
