@@ -223,12 +223,11 @@ def _session(lake: Lake, size: tuple[str, ...]) -> Iterator[Ready]:
 
     conf = {**SETTINGS, **lake.conf}
     session = SparkSession.builder.master("local[*]").config(map=dict(conf)).getOrCreate()
-    said = ", ".join(f"{name.removeprefix('spark.')}={value}" for name, value in conf.items() if name in TOLD)
-    said = f"local[*], the JVM's default JIT and collector, {said}"
+    told = ", ".join(f"{name.removeprefix('spark.')}={value}" for name, value in conf.items() if name in TOLD)
     session.sparkContext.setLogLevel("ERROR")
     table, some = Table(session, lake, size), ", ".join(map(str, looked_up(int(size[0]))))
     try:
-        yield Ready(f"Spark {session.version}, {said}", {
+        yield Ready(f"Spark {session.version}, local[*], the JVM's default JIT and collector, {told}", {
             "load": table.load, "upserts": table.upserts, "upkeep": table.upkeep, "scan": table.read,
             "versions": table.versions, "changes": table.changes,
             "filtered scan": lambda: table.read(f"WHERE a < {BELOW}"),

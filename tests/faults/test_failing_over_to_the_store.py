@@ -54,7 +54,7 @@ class Place:
     def go_on(self) -> None:
         """Let the server continue, and wait until it has answered the call that it has."""
         assert self.server.process is not None
-        answered = self.relay.answered  # what was answered before may have been in more frames than what was asked
+        answered = self.relay.answered
         self.server.process.send_signal(signal.SIGCONT)
         self.relay.wait("answered", answered + 1)
 
