@@ -147,8 +147,10 @@ def test_no_error_is_of_contents_that_another_process_has_changed() -> None:
 
 
 def test_small_calls_go_through_few_functions() -> None:
-    """Exact counts, with a little room, as time is not exact. Who adds a layer to each append has to raise them."""
-    most = {"compare_and_append": (330, 46), "append_now": (365, 50), "upsert": (710, 63)}
+    """Exact counts, with a little room, as a call in another millisecond compares the clocks, which takes five more.
+
+    Who adds a layer to each append has to raise them."""
+    most = {"compare_and_append": (330, 46), "append_now": (365, 50), "upsert": (716, 63)}
     with persist.open("memory:", runtime=Runtime(background=False)) as client:
         write = client.open_writer("s", CLOCK)
         for word in "ab":
