@@ -11,7 +11,7 @@ docs/design/0012-consensus-on-s3-alone.md.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
@@ -86,6 +86,8 @@ class ObjectsConsensus:
         self._kept: OrderedDict[str, _Read] = OrderedDict()
         """Of some keys, the last row that was read or written here and counted, the latest of them last."""
         self._floors: dict[str, _Floor] = {}
+        self._told: dict[str, frozenset[_Listed]] = {}
+        """Of some keys, the last rows that `head` listed, for the scan that follows it."""
         objects.observe = self._clock.observe
 
     def _row(self, key: str, seqno: SeqNo) -> str:
@@ -218,50 +220,60 @@ class ObjectsConsensus:
     def head(self, key: str) -> Row | None:
         """Whatever is below the floor, the newest row is above it, and is never deleted."""
         while True:
-            newest = None
-            for newest in self._listed(key, self._last_seen(key)):  # noqa: B007 - the last one
-                pass
-            if newest is None:
+            listed = [*deque(self._listed(key, self._last_seen(key)), READ_AHEAD)]
+            if not listed:
                 return None
-            if read := self._fetch(key, [newest]):
+            self._told[key] = frozenset(listed)
+            if read := self._fetch(key, listed[-1:]):
                 (found,) = read
-                self._see(key, *found.row, found.version)
-                return found.row
+                # In its place there may be a stray by now.
+                if found.version == listed[-1].version or found.row.seqno >= self._floor(key).seqno:
+                    self._see(key, *found.row, found.version)
+                    return found.row
 
     def scan(self, key: str, from_seqno: SeqNo, limit: int) -> list[Row]:
-        """A LIST, a GET for each row (several at a time), and one for the floor.
+        """A LIST, and then at the same time a GET for each row and one for the floor.
 
         Only the LIST, if all it has is a row that counted and that this process knows whole. No row follows, so it is
         the newest one, which the floor never passes, and its object's version says that it is the same. Rows that were
-        certainly there a moment ago are read while the LIST is on its way.
+        certainly there a moment ago are read while the LIST is on its way; so is the floor, if `head` listed them.
+
+        A row counts if its object was there, in the version that was read, before the floor was asked for, and
+        it is not below that. For its place had been freed before another object could be made in it, and the floor had
+        risen before that. A listing says the versions. Where it does not prove all rows, the floor is read once more.
         """
         check_limit(limit)
         while True:
-            listed, ahead = self._list(key, from_seqno, limit)
+            listed, ahead, floor = self._list(key, from_seqno, limit)
             if limit > len(listed) == 1 and listed[0].seqno == from_seqno and (known := self._known(key, listed[0])):
                 self._see(key, *known.row, known.version)
                 return [known.row]
-            read = self._fetch(key, listed, ahead)
-            # After the reading. What was read below this floor may be a stray; what was read above it is not.
-            floor = self._floor(key)
+            read, floor = self._fetch_above(key, listed, ahead, floor)
+            if not _proves(floor, from_seqno, listed, read):
+                floor = self._floor(key)  # after the reading: what was read above it is no stray
             end = max((found.seqno for found in listed), default=FIRST)
             if floor.seqno <= from_seqno or (len(listed) < limit and floor.seqno <= end):
                 first = max(from_seqno, floor.seqno)
                 return self._checked(key, [found for found in read if found.row.seqno >= first], first, listed)
             from_seqno = floor.seqno
 
-    def _list(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[_Listed], list[_Read]]:
-        """List rows, and at the same time read those up to the newest that was seen, but that one if it is known."""
-        floor, kept = self._floors.get(key), self._kept.get(key)
-        first = max(FIRST, from_seqno, floor.seqno if floor else FIRST)
+    def _list(self, key: str, from_seqno: SeqNo, limit: int) -> tuple[list[_Listed], list[_Read], _Floor | None]:
+        """List rows, and at the same time read those up to the newest that was seen, but that one if it is known.
+
+        And the floor, if `head` listed rows before; it is returned if those are all that there are.
+        """
+        known, kept, told = self._floors.get(key), self._kept.get(key), self._told.pop(key, frozenset())
+        first = max(FIRST, from_seqno, known.seqno if known else FIRST)
         end = min(self._last_seen(key) + 1, first + min(limit, READ_AHEAD))
         wanted = [SeqNo(seqno) for seqno in range(first, end) if kept is None or kept.row.seqno != seqno]
         if not wanted:
-            return [*islice(self._listed(key, from_seqno), limit)], []
-        with self._runtime.pool(min(READ_THREADS, len(wanted) + 1), "persist-log") as pool:
+            return [*islice(self._listed(key, from_seqno), limit)], [], None
+        with self._runtime.pool(min(READ_THREADS, len(wanted) + 2), "persist-log") as pool:
             listing = pool.submit(lambda: [*islice(self._listed(key, from_seqno), limit)])
+            asked = pool.submit(self._floor, key) if told else None
             reading = pool.map(partial(self._read, key), wanted)
-            return listing.result(), [found for found in reading if found is not None]
+            listed, ahead = listing.result(), [found for found in reading if found is not None]
+            return listed, ahead, asked.result() if asked and told.issuperset(listed) else None
 
     def _listed(self, key: str, from_seqno: SeqNo) -> Iterator[_Listed]:
         """Return the objects of the rows from `from_seqno` on, ascending."""
@@ -277,6 +289,16 @@ class ObjectsConsensus:
         """Return a listed row that this process knows whole, if its object is still the same."""
         kept = self._kept.get(key)
         return kept if kept is not None and (kept.row.seqno, kept.version) == listed else None
+
+    def _fetch_above(
+        self, key: str, listed: Sequence[_Listed], ahead: Iterable[_Read], floor: _Floor | None
+    ) -> tuple[list[_Read], _Floor]:
+        """Read the rows of these objects as `_fetch` does and, at the same time, the floor, unless that is known."""
+        if floor is not None:
+            return self._fetch(key, listed, ahead), floor
+        with self._runtime.pool(1, "persist-log") as pool:
+            asked = pool.submit(self._floor, key)
+            return self._fetch(key, listed, ahead), asked.result()
 
     def _fetch(self, key: str, listed: Sequence[_Listed], ahead: Iterable[_Read] = ()) -> list[_Read]:
         """Read the rows of these objects, but those that are known or were read `ahead`. What is gone is left out."""
@@ -402,6 +424,15 @@ def _newest(entries: Iterable[Entry]) -> dict[str, SeqNo]:
 
 def _quoted(key: str) -> str:
     return quote(key, safe="")
+
+
+def _proves(floor: _Floor, from_seqno: SeqNo, listed: Sequence[_Listed], read: Sequence[_Read]) -> bool:
+    """Whether the rows from the floor on are there without a gap, each in the version that was listed."""
+    first = max(from_seqno, floor.seqno)
+    expected = [one for one in listed if one.seqno >= first]
+    there = [_Listed(found.row.seqno, found.version) for found in read if found.row.seqno >= first]
+    is_whole = [one.seqno for one in expected] == [*range(first, first + len(expected))]
+    return is_whole and there == expected and all(one.version for one in expected)
 
 
 def open_consensus(url: str, opening: Opening) -> ObjectsConsensus:

@@ -306,20 +306,38 @@ def test_rows_that_were_there_are_read_while_the_log_is_listed(
     with closing(ObjectsConsensus(enter(url, Opening()))) as consensus:
         assert consensus.head("s") == rows(5, 5)[0]
         fill(opened(), 6, 7)
-        reading, objects = threading.Event(), consensus._objects
-        get, entries = objects.get, objects.entries
+        objects = consensus._objects
+        reading, get, entries = {"log": threading.Event(), "floor": threading.Event()}, objects.get, objects.entries
 
-        def get_and_tell(*asked: Any) -> Any:
-            reading.set()
-            return get(*asked)
+        def get_and_tell(name: str, *asked: Any) -> Any:
+            reading[name.split("/", maxsplit=1)[0]].set()
+            return get(name, *asked)
 
         def list_later(*asked: Any) -> Any:
-            assert reading.wait(60), "no row is read before the listing is there"
+            for what, is_read in reading.items():
+                assert is_read.wait(60), f"the {what} is not read before the listing is there"
             return entries(*asked)
 
         monkeypatch.setattr(objects, "get", get_and_tell)
         monkeypatch.setattr(objects, "entries", list_later)
         assert consensus.scan("s", SeqNo(2), 99) == rows(2, 7)
+
+
+def test_new_rows_and_the_floor_are_read_at_the_same_time(
+    opened: Callable[[], ObjectsConsensus], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(opened(), 1, 2)
+    with closing(ObjectsConsensus(enter(url, Opening()))) as consensus:
+        assert consensus.scan("s", SeqNo(1), 99) == rows(1, 2)
+        fill(opened(), 3, 3)
+        together, get = threading.Barrier(2), consensus._objects.get
+
+        def get_together(*asked: Any) -> Any:
+            together.wait(60)
+            return get(*asked)
+
+        monkeypatch.setattr(consensus._objects, "get", get_together)
+        assert consensus.scan("s", SeqNo(2), 99) == rows(2, 3)
 
 
 def test_what_was_read_while_the_log_was_listed_and_truncated_does_not_count(
