@@ -161,7 +161,7 @@ class Shard:
             assert old.writers[writer].lease_until <= new.writers[writer].lease_until
         linked = {key for batch in (diff.trace.added if diff.trace else ()) for key in batch.keys}
         assert not linked & old.garbage.keys()
-        fresh = linked - {key for batch in old.trace for key in batch.keys}
+        fresh = linked - {key for batch in old.stored for key in batch.keys}  # kept contents may take their place
         if isinstance(command, c.Absorb):
             fresh -= (adopted := {key for key in fresh if is_pending(key)})
             assert not adopted & {key for key, _ in command.absorbed}, "what is adopted is not garbage"
