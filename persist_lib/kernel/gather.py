@@ -12,8 +12,15 @@ from persist_lib.kernel.nested import STRINGS
 MOST_OFFSETS = 2**31 - 1
 
 
+def as_places(rows: Rows, count: int) -> pa.Array:
+    """Places among `count` rows, for `rows_of`, as Arrow. Raises IndexError for others, before memory is read there."""
+    if rows.size and not 0 <= rows.min() <= rows.max() < count:
+        raise IndexError(f"of {count} rows there is none at {rows.min()} or at {rows.max()}")
+    return array_of(rows)
+
+
 def rows_of(column: pa.Array, chosen: pa.Array) -> pa.Array:
-    """The chosen rows of a column, in that order."""
+    """The chosen rows of a column, in that order. `as_places` has checked them, once for all columns."""
     if _is_list(column.type):
         rows, offsets, valid = integers(chosen), fixed_offsets(column, "<i4"), validity(column)
         counts, there, bitmap = np.diff(offsets).take(rows), rows, None
@@ -24,7 +31,7 @@ def rows_of(column: pa.Array, chosen: pa.Array) -> pa.Array:
         if ends[-1] <= MOST_OFFSETS:
             buffers, items = [bitmap, _offsets_of(ends)], _spans(column.values, offsets, there)
             return pa.Array.from_buffers(column.type, len(rows), buffers, children=[items])
-    return pc.take(column, chosen, memory_pool=POOL)
+    return pc.take(column, chosen, boundscheck=False, memory_pool=POOL)
 
 
 def _spans(array: pa.Array, offsets: Rows, rows: Rows) -> pa.Array:

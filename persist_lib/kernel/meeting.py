@@ -72,8 +72,9 @@ def _laid(contents: pa.Table, changes: pa.Table, at: Rows, there: Flags, left: F
     """The contents, without the rows that a change is `there` for; before these places what is `left` of changes."""
     if not contents.num_rows:
         return changes
-    count = contents.num_rows
-    kept = np.ones(count + changes.num_rows, np.bool_)
-    kept[at[there]] = False
-    order = np.insert(np.arange(count), at[left], count + np.flatnonzero(left))
-    return take(pa.concat_tables([contents, changes]), order[kept[order]])
+    count, gone = contents.num_rows, at[there]
+    kept = np.ones(count, np.bool_)
+    kept[gone] = False
+    places = at[left] - np.searchsorted(gone, at[left])  # among the rows that are kept
+    order = np.insert(np.flatnonzero(kept), places, count + np.flatnonzero(left))
+    return take(pa.concat_tables([contents, changes]), order)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_lib.errors import InvalidUsage
 from persist_lib.kernel.columns import Rows, integers
@@ -29,6 +30,9 @@ def repeated(tables: Iterable[pa.Table], what: str) -> Iterator[pa.Table]:
     Raises InvalidUsage that names a row with a negative `_diff`; `what` names the contents for it.
     """
     for table in tables:
+        if _is_bag(table):
+            yield table.drop_columns([DIFF])
+            continue
         diffs = integers(table.column(DIFF))
         check_rows(table, diffs, what)
         yield from _repeated(table.drop_columns([DIFF]), diffs)
@@ -36,13 +40,16 @@ def repeated(tables: Iterable[pa.Table], what: str) -> Iterator[pa.Table]:
 
 def built(table: pa.Table, what: str) -> pa.Table:
     """The same as one table. Raises InvalidUsage, before it is built, if it were more than `MOST_ROWS` rows."""
+    data = table.drop_columns([DIFF])
+    if data.num_columns and _is_bag(table):
+        check_count(table.num_rows, what)
+        return data
     diffs = integers(table.column(DIFF))
     check_rows(table, diffs, what)
     check_count(total(diffs), what)
-    data = table.drop_columns([DIFF])
     if not data.num_columns:
         return blank(total(diffs))
-    return data if is_once(diffs) else pa.concat_tables([data.slice(0, 0), *_repeated(data, diffs)])
+    return pa.concat_tables([data.slice(0, 0), *_repeated(data, diffs)])
 
 
 def places(diffs: Rows, size: int = BATCH_ROWS) -> Iterator[Rows]:
@@ -55,6 +62,12 @@ def places(diffs: Rows, size: int = BATCH_ROWS) -> Iterator[Rows]:
 def total(diffs: Rows) -> int:
     """The exact sum."""
     return (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFF_FFFF).sum())
+
+
+def _is_bag(table: pa.Table) -> bool:
+    """Whether each row is there once. It looks at each chunk where it is, as most contents are so, in many chunks."""
+    extremes = pc.min_max(table.column(DIFF)).as_py()
+    return bool(extremes["min"] == 1 == extremes["max"])
 
 
 def is_once(diffs: Rows) -> bool:

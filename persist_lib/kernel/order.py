@@ -28,7 +28,7 @@ from persist_lib.kernel.columns import (
     ranks_of,
     words_of,
 )
-from persist_lib.kernel.gather import rows_of
+from persist_lib.kernel.gather import as_places, rows_of
 from persist_lib.kernel.nested import is_nested
 from persist_lib.schema.schema import TIME, Schema
 
@@ -89,7 +89,7 @@ def _apart(columns: Sequence[pa.Array]) -> tuple[Sequence[pa.Array], Sequence[pa
 
 def _late(columns: Sequence[pa.Array], rows: Rows) -> list[pa.Array]:
     """Those rows of columns, nested ones as bytes, which are made once."""
-    chosen = array_of(rows)
+    chosen = as_places(rows, len(columns[0])) if columns else None
     return [comparable(rows_of(column, chosen)) for column in columns]
 
 
@@ -189,7 +189,7 @@ def _sort_beside_places(codes: U64, places: int) -> tuple[Rows, U64]:
 
 def take(table: pa.Table, rows: Rows, spread: Spread = map) -> pa.Table:
     """The chosen rows of a table, column by column: `spread` is `map`, or that of a pool."""
-    chosen = array_of(rows)
+    chosen = as_places(rows, table.num_rows)
     columns = spread(lambda column: rows_of(joined(column), chosen), table.columns)
     return pa.table(list(columns), schema=table.schema)
 

@@ -25,11 +25,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, ClassVar
 
 from persist_lib.runtime.threads import Resource
 
 START_S = 30.0
+PORTS = range(16_000, 32_000)
 HERE = Path(__file__).parent
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -46,10 +48,16 @@ AZURE = {
 
 
 def free_port() -> int:
-    """A port of the loopback interface that no process listens on."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that no process listens on.
+
+    It is below those that systems hand out by themselves (from 32768 on), so that no connection or other server is
+    given it before the one that it is for listens on it, which may take seconds.
+    """
+    for port in SystemRandom().sample(PORTS, 100):
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"none of 100 ports from {PORTS.start} to {PORTS.stop - 1} is free; end what listens on them")
 
 
 def use_test_credentials() -> None:

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from persist_lib.testing.servers import free_port
 
 PARTS = (("api-server", "--workers", "1"), ("dag-processor",), ("scheduler",))
 
@@ -52,17 +53,12 @@ class Airflow:
         return [path.read_text(errors="replace") for path in sorted(files)]
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
-
-
 @contextmanager
 def running(bin_: Path, home: Path, dag: Path, **environ: str) -> Iterator[Airflow]:
     """An Airflow with one file of DAGs, for the length of the block."""
     (home / "dags").mkdir(parents=True)
     shutil.copy(dag, home / "dags" / dag.name)
-    port = _free_port()
+    port = free_port()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON", "PERSIST"))}
     settings = {
         **kept,

@@ -95,3 +95,14 @@ def test_many_ties_in_few_groups_leave_too_little_room_beside_the_places() -> No
     second = random.integers(0, 1 << 64, rows, dtype=np.uint64)
     found, _ = sort_order([pa.array(first), pa.array(second)])
     assert found.tolist() == np.lexsort((second, first)).tolist()
+
+
+@pytest.mark.parametrize("column", [[1, 2, 3], ["a", "b", "c"], [[1], [], [2, 3]]], ids=["int", "text", "list"])
+@pytest.mark.parametrize("places", [[3], [0, -1], [1, 2, 1 << 40]])
+def test_places_where_there_is_no_row_are_refused_and_no_memory_is_read_there(
+    column: list[object], places: list[int]
+) -> None:
+    table = pa.table({"a": column})
+    assert order.take(table, np.array([2, 0, 2])).column("a").to_pylist() == [column[at] for at in (2, 0, 2)]
+    with pytest.raises(IndexError, match="of 3 rows there is none"):
+        order.take(table, np.array(places))
