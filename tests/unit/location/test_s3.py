@@ -7,9 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import boto3
+import botocore
+import botocore.credentials
 import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, EndpointConnectionError, ReadTimeoutError
 
@@ -386,6 +391,60 @@ def test_settings_of_the_url_reach_the_client(tmp_path: Path) -> None:
     clients = Clients(parse_url("s3://b/x?endpoint=https://h:1&checksums=when_required"))
     assert clients.get().meta.config.request_checksum_calculation == "when_required"
     clients.close()
+
+
+def test_requests_do_not_parse_times_nor_describe_the_machine(
+    blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take much of a request's CPU, a listing's most of all, and nothing reads them."""
+    for key in ("s/a", "s/b"):
+        blob.set(key, b"x")
+
+    def parse(*_: object, **__: object) -> None:
+        raise AssertionError("a time was parsed")
+
+    monkeypatch.setattr("dateutil.parser.parse", parse)
+    assert blob.get("s/a") == b"x"
+    assert [entry.key for entry in blob.list("s/")] == ["s/a", "s/b"]
+    sent: list[str] = []
+    client = blob._objects.clients.get()
+    client.meta.events.register_last(
+        "before-send.s3", lambda request, **_: sent.append(request.headers["User-Agent"].decode())
+    )
+    blob.get("s/a")
+    assert sent == [f"persist boto3/{boto3.__version__} Botocore/{botocore.__version__}"]
+
+
+def test_credentials_of_a_role_are_asked_for_and_renewed(
+    url: str, blob: ObjectsBlob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their end is a time in an answer of STS, which this client does not parse."""
+    asked: list[str] = []
+    make = botocore.credentials.AssumeRoleCredentialFetcher._get_credentials  # type: ignore[attr-defined]
+
+    def counted(fetcher: Any) -> Any:
+        found = make(fetcher)
+        asked.append(found["Credentials"]["Expiration"])
+        return found
+
+    monkeypatch.setattr(botocore.credentials.AssumeRoleCredentialFetcher, "_get_credentials", counted)
+    (tmp_path / "config").write_text(
+        "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/x\nsource_profile = base\nregion = us-east-1\n"
+    )
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", servers.s3_server().url)
+    blob.set("s/a", b"x")
+    with closing(ObjectsBlob(enter(f"{url}&profile=role", Opening()))) as other:
+        assert other.get("s/a") == b"x"
+        assert len(asked) == 1
+        ends = datetime.fromisoformat(asked[0])
+        monkeypatch.setattr(botocore.credentials, "_local_now", lambda: ends - timedelta(minutes=1))
+        monkeypatch.setattr(botocore.credentials.RefreshableCredentials, "_seconds_remaining", lambda _: 60)
+        assert other.get("s/a") == b"x"
+        assert len(asked) == 2
 
 
 def test_without_credentials_it_says_so(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
