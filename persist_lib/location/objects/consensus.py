@@ -40,7 +40,7 @@ RECENT_S = 5.0
 """How long an earlier read is relied on without reading again, where that saves a request."""
 KEPT_ROWS, KEPT_BYTES = 256, 1 << 16
 """Of how many keys the last row is kept, if it is not larger, so that a scan which finds it unchanged does not read it
-again."""
+again; and what `head` listed."""
 
 
 class _Floor(NamedTuple):
@@ -86,7 +86,7 @@ class ObjectsConsensus:
         self._kept: OrderedDict[str, _Read] = OrderedDict()
         """Of some keys, the last row that was read or written here and counted, the latest of them last."""
         self._floors: dict[str, _Floor] = {}
-        self._told: dict[str, frozenset[_Listed]] = {}
+        self._told: OrderedDict[str, frozenset[_Listed]] = OrderedDict()
         """Of some keys, the last rows that `head` listed, for the scan that follows it."""
         objects.observe = self._clock.observe
 
@@ -224,6 +224,8 @@ class ObjectsConsensus:
             if not listed:
                 return None
             self._told[key] = frozenset(listed)
+            if len(self._told) > KEPT_ROWS:
+                self._told.popitem(last=False)
             if read := self._fetch(key, listed[-1:]):
                 (found,) = read
                 # In its place there may be a stray by now.

@@ -266,6 +266,8 @@ def test_of_few_keys_the_last_row_is_kept(
         assert consensus.compare_and_set(key, None, b"1")
         assert consensus.head("a") == Row(SeqNo(1), b"1")
     assert [*consensus._kept] == ["c", "a"]
+    assert all(consensus.head(key) for key in "abc")
+    assert [*consensus._told] == ["b", "c"]
 
 
 def test_a_stray_with_the_bytes_of_a_known_row_is_no_row(opened: Callable[[], ObjectsConsensus]) -> None:
