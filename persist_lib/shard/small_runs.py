@@ -20,12 +20,17 @@ from persist_lib.core.plan.requests import TaskInput
 from persist_lib.format.digest import CHUNK
 from persist_lib.kernel.columns import array_of, integers, joined
 from persist_lib.kernel.consolidate import consolidate
+from persist_lib.kernel.keys import encode_data, search
 from persist_lib.schema.schema import TIME, TIME_FIELD, Schema
 from persist_lib.shard.runs import Stored, ahead, read_part, shares
 
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
 PIECE_BYTES = 1 << 20
+SHARE_ROWS = 1 << 16
+"""The fewest rows that are worth a share of their own."""
+LONG_ROWS = 1 << 13
+"""Rows that a run has, on average, where it is cut into shares: where each key belongs is found by search."""
 FEW_ROWS = 1 << 13
 """A run whose parts have so few rows is not filtered by itself: of hundreds of them that costs more than the rest."""
 AHEAD = 8
@@ -100,14 +105,37 @@ def _gather(
         rest = [run for place, run in enumerate(inputs) if place not in tables]
         # If no two runs share keys, this is the final order already, and nothing is sorted.
         places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
-        whole = pa.concat_tables([tables.pop(place) for place in places])
-        whole = pa.table([joined(column) for column in whole.columns], schema=whole.schema)
-        whole = consolidate(schema, whole, "split")
+        runs = [tables.pop(place) for place in places]
+        whole = _added_up(schema, runs, pool) if schema is stored.schema else _one_share(schema, runs)
         if stored.where is not None and schema is stored.schema:
             whole = stored.where.roughly(whole)
         return Gathered(whole, rest)
 
     return result
+
+
+def _added_up(schema: Schema, runs: Sequence[pa.Table], pool: Executor) -> pa.Table:
+    """Runs, each in order, as one that is consolidated. Of many rows each core adds up a share of the keys."""
+    rows = sum(run.num_rows for run in runs)
+    shares = min(int(getattr(pool, "width", 1)), rows // SHARE_ROWS)
+    if shares < 2 or rows < len(runs) * LONG_ROWS:
+        return _one_share(schema, runs)
+    longest = max(runs, key=lambda run: run.num_rows)
+    cuts = [encode_data(schema, longest, longest.num_rows * share // shares) for share in range(1, shares)]
+    places = [[0, *(search(schema, run, cut) for cut in cuts), run.num_rows] for run in runs]
+
+    def added_up(share: int) -> pa.Table:
+        bounds = [(at[share], at[share + 1]) for at in places]
+        cut = [run.slice(start, end - start) for run, (start, end) in zip(runs, bounds, strict=True)]
+        return _one_share(schema, [run for run in cut if run.num_rows] or cut[:1])
+
+    return pa.concat_tables(pool.map(added_up, range(shares)))
+
+
+def _one_share(schema: Schema, runs: Sequence[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables(runs)
+    whole = pa.table([joined(column) for column in whole.columns], schema=whole.schema)
+    return consolidate(schema, whole, "split")
 
 
 def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from itertools import count, pairwise
 from typing import Any
 from unittest import mock
@@ -39,6 +41,7 @@ from persist_lib.relation.projection import Shown, projected_rows
 from persist_lib.runtime.ambient import Runtime
 from persist_lib.schema.schema import Schema
 from persist_lib.shard import runs as stored_runs
+from persist_lib.shard import small_runs
 from persist_lib.shard.batches import as_part
 from persist_lib.shard.runs import Stored
 from persist_lib.shard.small_runs import gather
@@ -47,6 +50,7 @@ from tests.properties.runs import HUGE, dealt
 
 SHARD = ShardId("s")
 LIMITS = st.sampled_from([0, 40, 400, 1 << 28])
+THREADS = st.sampled_from([1, 2, 3])
 NUMBERS = count()
 
 
@@ -87,8 +91,16 @@ def world(
     return Stored(blob, SHARD, [schema, newer], chosen, data.draw(bound), data.draw(bound)), runs
 
 
+@contextmanager
+def threads_of(count: int) -> Iterator[Executor]:
+    """A pool, in which as many threads as it has add up a share of few keys each, and of few rows."""
+    shares = mock.patch.multiple(small_runs, SHARE_ROWS=1, LONG_ROWS=0)
+    with shares, Runtime(background=count > 1).pool(count, "test") as pool:
+        yield pool
+
+
 def at_once(stored: Stored, runs: list[TaskInput], limit: int, threads: int) -> pa.Table:
-    with Runtime(background=threads > 1).pool(threads, "test") as pool:
+    with threads_of(threads) as pool:
         return together(stored.schema, contents.at_once(stored, runs, None, lambda table: table, limit, pool))
 
 
@@ -113,7 +125,7 @@ def test_contents_at_once_and_streamed_are_those_of_the_merge(data):
         mock.patch.object(contents, "LIGHT", light := data.draw(st.sampled_from([0, 2]))),
         mock.patch.object(stored_runs, "TOGETHER", data.draw(st.sampled_from([1, 2, 64]))),
     ):
-        found = at_once(stored, runs, limit, data.draw(st.sampled_from([1, 2])))
+        found = at_once(stored, runs, limit, data.draw(THREADS))
     assert read(stored.schema, found) == expected
     assert found.schema.equals(stored.schema.contents)
     with mock.patch.object(contents, "LIGHT", light):
@@ -131,7 +143,7 @@ def test_a_projection_with_all_keys_is_added_up_over_row_groups_and_runs(data):
     whole = together(stored.schema, merge_contents(stored.streams(runs), stored.schema))
     expected = projected_rows(stored.schema, columns, whole)
     light = mock.patch.object(contents, "LIGHT", data.draw(st.sampled_from([0, 2])))
-    with light, Runtime(background=False).pool(1, "test") as pool:
+    with light, threads_of(data.draw(THREADS)) as pool:
         found = projection.at_once(stored, runs, shown, data.draw(LIMITS), pool)
     assert found.schema.equals(shown.schema(stored.schema))
     seen = Schema(schema.key, tuple(column for column in stored.schema.value if column.name in columns))
@@ -147,7 +159,7 @@ def test_each_type_is_gathered_and_added_up_by_its_bits(kind, data):
     blob = MemoryBlob()
     runs = [store(data, blob, schema, run) for run in dealt(data, schema, updates) if run.num_rows]
     runs = [TaskInput(run.parts, 0, None) for run in runs]
-    found = at_once(Stored(blob, SHARD, [schema], schema), runs, 1 << 28, 1)
+    found = at_once(Stored(blob, SHARD, [schema], schema), runs, 1 << 28, data.draw(THREADS))
     expected = totals((row, 0, diff) for row, _, diff in updates)
     assert read(schema, found) == in_order(schema, [(row, 0, diff) for (row, _), diff in expected.items()])
 
@@ -164,7 +176,7 @@ def test_sums_beyond_64_bits_are_an_error_however_they_are_read(data):
         expected = None
     light = data.draw(st.sampled_from([0, 2]))
     for read_it in (
-        lambda: at_once(stored, runs, data.draw(LIMITS), 1),
+        lambda: at_once(stored, runs, data.draw(LIMITS), data.draw(THREADS)),
         lambda: together(stored.schema, streamed(stored, runs, data.draw(LIMITS))),
     ):
         try:
@@ -182,7 +194,7 @@ def test_what_is_gathered_and_the_rest_are_the_merge_of_all(data):
     schema = data.draw(schemas())
     stored, runs = world(data, schema, data.draw(updates_of(schema)))
     since = data.draw(st.sampled_from([None, 0, 2, 9]))
-    with Runtime(background=False).pool(1, "test") as pool:
+    with threads_of(data.draw(THREADS)) as pool:
         found = gather(stored, runs, since, data.draw(LIMITS), pool)
     if found.table is not None:
         assert is_sorted(stored.schema, found.table)
@@ -204,8 +216,7 @@ def test_a_compaction_of_gathered_runs_writes_what_a_merge_would(data):
         SHARD, WriterId("w"), tuple(runs), tuple(stored.schemas), written, since, None, None,
         data.draw(st.sampled_from([1, 1 << 20])), data.draw(LIMITS),
     )  # fmt: skip
-    threads = data.draw(st.sampled_from([1, 2]))
-    with Runtime(background=threads > 1).pool(threads, "test") as pool:
+    with threads_of(data.draw(THREADS)) as pool:
         result = run_task(task, stored.blob, NUMBERS.__next__, pool)
     decoded = [
         decode_part(part.key, stored.blob.get(blob_key(SHARD, part.key)) or b"", part.digests, stored.schema)
