@@ -106,7 +106,7 @@ def _gather(
         # If no two runs share keys, this is the final order already, and nothing is sorted.
         places = sorted(tables, key=lambda place: inputs[place].parts[0].key_lower)
         runs = [tables.pop(place) for place in places]
-        whole = _added_up(schema, runs, pool) if schema is stored.schema else _one_share(schema, runs)
+        whole = _added_up(schema, runs, pool)
         if stored.where is not None and schema is stored.schema:
             whole = stored.where.roughly(whole)
         return Gathered(whole, rest)
