@@ -15,7 +15,7 @@ MOST_OFFSETS = 2**31 - 1
 def as_places(rows: Rows, count: int) -> pa.Array:
     """Places among `count` rows, for `rows_of`, as Arrow. Raises IndexError for others, before memory is read there."""
     if rows.size and not 0 <= rows.min() <= rows.max() < count:
-        raise IndexError(f"of {count} rows there is none at {rows.min()} or at {rows.max()}")
+        raise IndexError(f"there are {count} rows, and places from {rows.min()} to {rows.max()} were asked for")
     return array_of(rows)
 
 

@@ -27,10 +27,10 @@ from persist_lib.shard.runs import Stored, ahead, read_part, shares
 MOST_BYTES = 1 << 30
 """Arrow's text columns have offsets of 32 bits; this stays well below."""
 PIECE_BYTES = 1 << 20
-SHARE_ROWS = 1 << 16
-"""The fewest rows that are worth a share of their own."""
+SHARE_ROWS, MOST_SHARES = 1 << 16, 4
+"""The fewest rows that are worth a share of the keys for one core, and the most shares: each is found by search."""
 LONG_ROWS = 1 << 13
-"""Rows that a run has, on average, where it is cut into shares: where each key belongs is found by search."""
+"""Rows that a run has, on average, where runs are cut into shares. Of many short ones the searches take longer."""
 FEW_ROWS = 1 << 13
 """A run whose parts have so few rows is not filtered by itself: of hundreds of them that costs more than the rest."""
 AHEAD = 8
@@ -117,7 +117,7 @@ def _gather(
 def _added_up(schema: Schema, runs: Sequence[pa.Table], pool: Executor) -> pa.Table:
     """Runs, each in order, as one that is consolidated. Of many rows each core adds up a share of the keys."""
     rows = sum(run.num_rows for run in runs)
-    shares = min(int(getattr(pool, "width", 1)), rows // SHARE_ROWS)
+    shares = min(int(getattr(pool, "width", 1)), MOST_SHARES, rows // SHARE_ROWS)
     if shares < 2 or rows < len(runs) * LONG_ROWS:
         return _one_share(schema, runs)
     longest = max(runs, key=lambda run: run.num_rows)

@@ -104,5 +104,5 @@ def test_places_where_there_is_no_row_are_refused_and_no_memory_is_read_there(
 ) -> None:
     table = pa.table({"a": column})
     assert order.take(table, np.array([2, 0, 2])).column("a").to_pylist() == [column[at] for at in (2, 0, 2)]
-    with pytest.raises(IndexError, match="of 3 rows there is none"):
+    with pytest.raises(IndexError, match="there are 3 rows, and places"):
         order.take(table, np.array(places))
