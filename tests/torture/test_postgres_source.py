@@ -369,7 +369,7 @@ def check_money(sources: Sources) -> None:
             moved[at] = moved.get(at, 0) + one["_diff"] * one["cents"]
     sums = dict(zip(sorted(moved), accumulate(moved[at] for at in sorted(moved)), strict=True))
     assert {sum_ for at, sum_ in sums.items() if at >= joined} == {TOTAL}, "a time shows half of a transaction"
-    assert sum(at >= joined for at in sums) > 5
+    assert sum(at >= joined for at in sums) > 1, "by day, and on a busy machine, b joins shortly before the end"
 
 
 def compare(sources: Sources, server: servers.PostgresServer, watch: Watch, copies: list[tuple[int, Rows]]) -> None:
