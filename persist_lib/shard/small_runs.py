@@ -59,7 +59,8 @@ def gather(
     def read(run: TaskInput) -> pa.Table:
         return advanced(_read_run(stored, run, None, times=True), advance_to)
 
-    return _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)()
+    found = _gather(stored, stored.schema, inputs, limit_bytes, pool, read, fewest=2)()
+    return found if found.table is None else found._replace(table=_in_one_piece(found.table))
 
 
 Narrow = tuple[Schema, Sequence[str] | None, Callable[[pa.Table], pa.Table]]
@@ -69,7 +70,9 @@ Narrow = tuple[Schema, Sequence[str] | None, Callable[[pa.Table], pa.Table]]
 def gather_contents(
     stored: Stored, inputs: Sequence[TaskInput], limit_bytes: int, pool: Executor, narrow: Narrow | None = None
 ) -> Callable[[], Gathered]:
-    """The same for contents as of a time that no update is after, as `schema.contents`. A single run is gathered.
+    """The same for contents as of a time that no update is after, as `schema.contents`, in a few pieces.
+
+    A single run is gathered.
 
     Reading is begun; the answer waits for it.
     """
@@ -133,9 +136,11 @@ def _added_up(schema: Schema, runs: Sequence[pa.Table], pool: Executor) -> pa.Ta
 
 
 def _one_share(schema: Schema, runs: Sequence[pa.Table]) -> pa.Table:
-    whole = pa.concat_tables(runs)
-    whole = pa.table([joined(column) for column in whole.columns], schema=whole.schema)
-    return consolidate(schema, whole, "split")
+    return consolidate(schema, _in_one_piece(pa.concat_tables(runs)), "split")
+
+
+def _in_one_piece(table: pa.Table) -> pa.Table:
+    return pa.table([joined(column) for column in table.columns], schema=table.schema)
 
 
 def advanced(table: pa.Table, advance_to: int | None) -> pa.Table:
