@@ -72,9 +72,7 @@ def gather_contents(
 ) -> Callable[[], Gathered]:
     """The same for contents as of a time that no update is after, as `schema.contents`, in a few pieces.
 
-    A single run is gathered.
-
-    Reading is begun; the answer waits for it.
+    A single run is gathered, too. Reading is begun; the answer waits for it.
     """
 
     schema, columns, finish = narrow or (stored.schema, None, None)

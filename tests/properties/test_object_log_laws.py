@@ -46,10 +46,9 @@ class Requests:
     where = "a bucket"
 
     def __init__(self, bucket: Bucket, act: Callable[[], None] = lambda: None, page: int = 3) -> None:
-        self.bucket, self.act, self.size, self.asked = bucket, act, page, 0
+        self.bucket, self.act, self.size = bucket, act, page
 
     def _request(self) -> dict[str, tuple[bytes, dict[str, str]]]:
-        self.asked += 1
         self.act()
         return self.bucket.objects
 
@@ -89,7 +88,7 @@ class InAnyOrder(Executor):
         self.waiting: list[Callable[[], None]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        order, future = self, _Lazy()
+        future = _Lazy()
 
         def run() -> None:
             try:
@@ -97,7 +96,7 @@ class InAnyOrder(Executor):
             except Exception as error:  # noqa: BLE001 - raised by `result`, as from a thread
                 future.set_exception(error)
 
-        future.before = order.run_all
+        future.before = self.run_all
         self.waiting.append(run)
         return future
 
